@@ -1,4 +1,4 @@
-"""The losses and metrics by name; `tensorflow/losses.py` has the same ones.
+"""The losses by name; `tensorflow/losses.py` has the same ones.
 
 Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
 """
@@ -34,12 +34,6 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Ten
         options = {"label_smoothing": label_smoothing, "weight": class_weights, "reduction": "sum"}
         return partial(_cross_entropy, partial(functional.cross_entropy, **options))
     return partial(_sum_over_samples, _LOSSES[name])
-
-
-def build_metric(name: str, loss: str) -> Measure:
-    """A metric of `common.catalog.losses.metric_of`."""
-    measured = _mae if name == "mae" else _has_right_sign if loss == "bce" else _is_right_class
-    return partial(_sum_over_samples, measured)
 
 
 def _cross_entropy(add_up: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -88,14 +82,6 @@ _WEIGHTED, _WEIGHTED_MODULES = (functional.cross_entropy, functional.nll_loss), 
 
 def _sum_over_samples(measure: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return measure(outputs.float(), targets).sum() / math.prod(targets.shape[1:])
-
-
-def _is_right_class(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(-1) == targets).float()
-
-
-def _has_right_sign(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return ((outputs > 0) == (targets > 0.5)).float()
 
 
 def _mae(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes outputs and targets, and returns a sum over the samples."""
+Scored = tuple[float, torch.Tensor | None]
+"""Sum of the losses and the outputs of some samples; 0 and None where another rank has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +52,17 @@ class ReducedPass(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EvalPass:
-    """A forward pass and its scores."""
+    """A forward pass and its loss."""
 
     model: torch.nn.Module
     loss: Measure
-    metric: Measure
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> Scored:
         return self.score(self.model(inputs), targets)
 
-    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Return the sums of the losses and of the metric."""
-        return float(self.loss(outputs, targets)), float(self.metric(outputs, targets))
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> Scored:
+        """Return the sum of the losses, and the outputs."""
+        return float(self.loss(outputs, targets)), outputs
 
 
 @dataclasses.dataclass(frozen=True)

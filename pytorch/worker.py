@@ -6,9 +6,10 @@ import resource
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
+import numpy as np
 import torch
 
-from allstep.common.catalog.losses import default_loss, metric_of
+from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
@@ -17,7 +18,7 @@ from allstep.common.recipe.noise_scale import parts_of
 from allstep.common.training.worker import BaseWorker
 from allstep.pytorch.building import build_optimizer_state, build_precision, build_step
 from allstep.pytorch.inputs import Inputs
-from allstep.pytorch.losses import build_loss, build_metric
+from allstep.pytorch.losses import build_loss
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.state import State
 from allstep.pytorch.step_trace import StepTrace
@@ -57,8 +58,8 @@ class Worker(BaseWorker):
         )
         self._state = State(network, build_optimizer_state(optimizer, config, device), self._step, strategy)
         loss = config.loss or default_loss(dataset.task)
-        metric = build_metric(metric_of(dataset.task, loss), loss)
-        self._eval_pass = strategy.eval_pass(EvalPass(strategy.reduction.eval_model, build_loss(loss), metric))
+        self._eval_pass = strategy.eval_pass(EvalPass(strategy.reduction.eval_model, build_loss(loss)))
+        self._output_shape = dataset.output_shape
         # Validation is not compiled: it has too few passes to make up for the time.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
 
@@ -67,14 +68,16 @@ class Worker(BaseWorker):
         self._step.observers.append(trace)
         return trace
 
-    def eval_step(self, batch: Batch) -> tuple[float, float]:
+    def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
         inputs, targets = self._inputs(batch)
         model = self._strategy.reduction.model
         model.eval()
         with torch.no_grad(), self._precision.computing(), self._eager():
-            score = self._eval_pass(inputs, targets)
+            loss_sum, outputs = self._eval_pass(inputs, targets)
         model.train()
-        return score
+        if outputs is None:
+            return loss_sum, np.zeros((len(inputs), *self._output_shape), np.float32)
+        return loss_sum, outputs.float().cpu().numpy()
 
     def evaluating(self) -> AbstractContextManager:
         return self._strategy.reduction.whole_weights()

@@ -1,4 +1,4 @@
-"""The losses and metrics by name; `pytorch/losses.py` has the same ones.
+"""The losses by name; `pytorch/losses.py` has the same ones.
 
 Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
 """
@@ -32,12 +32,6 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[
     if class_weights:
         losses = partial(_weighted_cross_entropy, label_smoothing=label_smoothing, class_weights=class_weights)
     return partial(_sum_over_samples, losses)
-
-
-def build_metric(name: str, loss: str) -> Measure:
-    """A metric of `common.catalog.losses.metric_of`."""
-    measured = _mae if name == "mae" else _has_right_sign if loss == "bce" else _is_right_class
-    return partial(_sum_over_samples, measured)
 
 
 def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tf.Tensor:
@@ -97,14 +91,6 @@ def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) 
     measured = measure(tf.cast(outputs, tf.float32), targets)
     num_elements = cast("int", measured.shape[1:].num_elements())  # of a sample, which is known
     return tf.reduce_sum(measured) / num_elements
-
-
-def _is_right_class(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.argmax(outputs, -1) == targets, tf.float32)
-
-
-def _has_right_sign(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.cast((outputs > 0) == (targets > 0.5), tf.float32)
 
 
 def _mse(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

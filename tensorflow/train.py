@@ -58,8 +58,8 @@ def session(
         return None
 
     config = resolve_auto(config, strategy.collectives)
-    dataset = open_dataset(
-        config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives
+    dataset = parts.adapt(
+        open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     )
     with strategy.scope():
         model = build_network(config, dataset, parts.model)

@@ -6,10 +6,11 @@ import contextlib
 import resource
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.losses import default_loss, metric_of
+from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
@@ -18,7 +19,7 @@ from allstep.common.recipe.noise_scale import parts_of
 from allstep.common.training.worker import BaseWorker
 from allstep.tensorflow.building import build_step
 from allstep.tensorflow.inputs import Inputs
-from allstep.tensorflow.losses import build_loss, build_metric
+from allstep.tensorflow.losses import build_loss
 from allstep.tensorflow.passes import losses_of_layers
 from allstep.tensorflow.state import State, trained_weights
 from allstep.tensorflow.step_trace import StepTrace
@@ -55,8 +56,7 @@ class Worker(BaseWorker):
             model, optimizer, config, strategy, self._inputs, dataset=dataset, measures_noise=bool(self.num_parts)
         )
         self._state = State(model, config.optimizer, self._step, strategy)
-        loss = config.loss or default_loss(dataset.task)
-        self._loss, self._metric = build_loss(loss), build_metric(metric_of(dataset.task, loss), loss)
+        self._loss = build_loss(config.loss or default_loss(dataset.task))
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, self._inputs.in_validation)
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
@@ -72,9 +72,9 @@ class Worker(BaseWorker):
         self._step.observers.append(trace)
         return trace
 
-    def eval_step(self, batch: Batch) -> tuple[float, float]:
-        loss_sum, metric_sum = self._eval_step(batch.inputs, batch.targets)
-        return float(loss_sum), float(metric_sum)
+    def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
+        loss_sum, outputs = self._eval_step(batch.inputs, batch.targets)
+        return float(loss_sum), outputs.numpy()
 
     def evaluating(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
@@ -92,4 +92,5 @@ class Worker(BaseWorker):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         outputs = self._model(self._inputs(inputs), training=False)
         loss_sum = self._loss(outputs, targets) + losses_of_layers(self._model, targets)
-        return loss_sum * loss_weight, self._metric(outputs, targets) * loss_weight
+        num_samples = tf.where(loss_weight > 0, tf.shape(outputs)[0], 0)
+        return loss_sum * loss_weight, tf.cast(outputs, tf.float32)[:num_samples]

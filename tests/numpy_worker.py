@@ -99,11 +99,10 @@ class NumpyWorker:
             decay = np.float32(self._config.optimizer.ema or 0.0)
             self.ema[name] = decay * self.ema[name] + (1 - decay) * array if self.num_steps > 1 else array.copy()
 
-    def eval_step(self, batch: Batch) -> tuple[float, float]:
+    def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
         odds = self._odds(batch)
-        right = (odds.argmax(axis=1) == batch.targets).sum()
         with np.errstate(divide="ignore"):
-            return float(-np.log(odds[np.arange(len(odds)), batch.targets]).sum()), float(right)
+            return float(-np.log(odds[np.arange(len(odds)), batch.targets]).sum()), np.log(odds).astype(np.float32)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 _SECONDS = 3600
 # Flags of the run that a replay omits: those on its outputs and on how it started.
-_GIVEN_FLAGS = ("output-dir", "timeline", "tensorboard", "resume", "init-from", "checkpoint-every", "log-every")
+_GIVEN_FLAGS = (
+    *("output-dir", "timeline", "tensorboard", "resume", "init-from", "checkpoint-every", "log-every"),
+    *("metrics", "best-by"),
+)
 _REMOTE_FLAGS = ("mlflow", "wandb", "mirror")  # a replay tells no other machine of itself
 
 

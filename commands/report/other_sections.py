@@ -11,9 +11,13 @@ from allstep.commands.forecast.records import ForecastsResult, ValidationResult
 from allstep.commands.report.sources import RecordedRun
 from allstep.commands.shared.launchers import LAUNCHERS, start
 from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, facts, mebibytes, share
-from allstep.commands.shared.page.figures import Line, bars, lines
+from allstep.commands.shared.page.figures import Drawing, Line, bars, confusion, lines
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.figures import BenchmarkResult
+from allstep.commands.shared.records.runs import Epoch
+
+_MAX_CLASSES = 50
+"""Classes that a figure can show."""
 
 
 def collectives(result: CollectivesResult) -> Section:
@@ -189,6 +193,8 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
         )
         if run.config:
             section.commands.append(_command(run.config, run))
+        if last:
+            section.figures += _of_classes(path.name, last, run.start.classes)
     if losses:
         section.figures.append(lines("Training loss", losses, x_label="epoch", y_label="loss"))
     if accuracies:
@@ -199,6 +205,20 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
     header = ["run", "", "ranks", "global batch", "epochs", "loss", "accuracy", "seconds", "images/s", "MiB"]
     section.tables.append(Table("The last epoch of each run", header, rows))
     return section
+
+
+def _of_classes(run: str, epoch: Epoch, classes: Sequence[str]) -> list[Drawing]:
+    """Return the figures of a run's last epoch that show each class, as far as --metrics has measured them."""
+    figures, counts = [], epoch.validation_confusion_matrix
+    if counts and len(counts) <= _MAX_CLASSES and all(len(row) == len(counts) for row in counts):
+        names = classes if len(classes) == len(counts) else list(map(str, range(len(counts))))
+        figures.append(confusion(f"Confusion matrix of {run}", counts, names))
+    for name in ("precision", "recall", "f1"):
+        values = getattr(epoch, f"validation_{name}_per_class")
+        if values and len(values) <= _MAX_CLASSES:
+            names = classes if len(classes) == len(values) else list(map(str, range(len(values))))
+            figures.append(bars(f"{name.capitalize()} of each class of {run}", names, values, x_label=name))
+    return figures
 
 
 def _command(config: Path, run: RecordedRun) -> str:

@@ -155,8 +155,13 @@ def as_rank(function: Callable[[], Result]) -> Result:
 
 
 def as_words(flags: Mapping[str, Any]) -> list[str]:
-    """Return keywords as the words of a command line, without those that are None."""
-    words = ["--model", PROGRAM, "--dataset", PROGRAM]
+    """Return keywords of a Session as the words of a command line, without those that are None."""
+    return ["--model", PROGRAM, "--dataset", PROGRAM, *words_of(flags)]
+
+
+def words_of(flags: Mapping[str, Any]) -> list[str]:
+    """Return flags by name as the words of a command line, without those that are None."""
+    words = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
         if name == "loss" and callable(value):

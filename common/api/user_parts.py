@@ -22,6 +22,8 @@ class Parts:
     """Network, or a function that builds one from the shape of a sample and the number of classes."""
     optimizer: Any = None
     """An optimizer, or a function that builds one where the network is."""
+    adapt: Callable[[Dataset], Dataset] = lambda dataset: dataset
+    """Function that changes or refuses the data set, once it is open."""
 
     def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
         """Return the program's optimizer, or what `build` returns for the one that --optimizer names.

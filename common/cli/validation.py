@@ -14,7 +14,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.model_args import check_model_args
 from allstep.common.catalog.networks import MODELS, check_image_size, check_size
-from allstep.common.catalog.user_file import PROGRAM
+from allstep.common.catalog.user_file import PROGRAM, check
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, check_path
 from allstep.common.config.train_config import (
     DEFAULT_BATCH_SIZE,
@@ -81,6 +81,8 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
     if placement.rank == 0:  # the paths may not exist on other hosts
         _check_paths(config)
         check_path(config.data)
+        for word in (*config.output.metrics, config.output.best_by or ""):
+            check(word, "--metrics")
         _check_trackers(config.output)
     _check_data(config.data)
     _check_curriculum(config.data)
@@ -249,6 +251,7 @@ _OF_SAMPLES = tuple(name for name in FORMATS if name != "text")
 _DATA = {
     "task": (*_OF_SAMPLES, PYTHON, PROGRAM),
     "text_tokens": ("text",),
+    "validation_part": ("image-folder", *_OF_SAMPLES),
     "exif_orientation": ("image-folder", *(name for name in _OF_SAMPLES if name != "npz")),
 }
 

@@ -17,6 +17,7 @@ DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-fold
 FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf", "text")
 """Formats of user data sets: prefixes of FORMAT:PATH."""
 TASKS = ("auto", "classification", "regression")
+VALIDATION_PARTS = ("auto", "validation", "test")
 NUMBERS = "numbers"
 """Value of `DataConfig.task` that no flag has: floating-point targets are numbers, since --loss takes numbers."""
 PYTHON = "python"
@@ -89,6 +90,10 @@ class DataConfig:
     validation_share: Annotated[float, number(0, 1, above=True, below=True)] = 0.1
     """Share of the samples held out for validation, chosen by --seed, if your own data set or the image-folder has no
     validation split."""
+
+    validation_part: Annotated[str, one_of(*VALIDATION_PARTS)] = "auto"
+    """image-folder, npz, parquet, tfrecord, webdataset, hf: part to validate on, validation or test; auto: the first
+    that is there."""
 
     data_dir: Path = field(default_factory=default_data_dir)
     """Folder of the data sets, each in its own folder; for image-folder the folder that holds train/ and val/, or the

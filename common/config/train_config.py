@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from allstep.common.base.flag_types import MAX_COUNT, WEEK, local_ranks, nonempty_text, number, ramp_step, whole
 from allstep.common.catalog.losses import loss_name
+from allstep.common.catalog.metrics import best_name, metric_name
 from allstep.common.catalog.model_args import model_argument
 from allstep.common.catalog.networks import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
 from allstep.common.config.data_config import DataConfig, redact_url
@@ -267,8 +268,15 @@ class OutputConfig:
     checkpoint_every: Annotated[int, whole(0, MAX_COUNT)] = 0
     """Save a checkpoint every N steps as well as after each epoch; 0 saves only after epochs."""
 
+    metrics: Annotated[tuple[str, ...], metric_name] = ()
+    """Metrics of the validation samples, beside accuracy or mae, as in top-5 f1 confusion-matrix; docs/evaluate.md
+    lists them. Or your FILE.py:NAME with update(outputs, targets) and compute(counts)."""
+
+    best_by: Annotated[str | None, best_name] = None
+    """Metric, or loss, by which the best checkpoint is chosen; default: accuracy or mae."""
+
     keep_checkpoints: Annotated[int, whole(1, MAX_COUNT)] = 3
-    """Number of latest checkpoints to keep, in addition to the best one by validation accuracy."""
+    """Number of latest checkpoints to keep, in addition to the best one by --best-by."""
 
     resume: str | None = None
     """Resume from a checkpoint: latest, best (both in the output directory) or a path. auto: from the latest if there

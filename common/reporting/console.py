@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from allstep.common.base.terminal import print_line
@@ -14,7 +15,7 @@ class EpochLines(Reporter):
 
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":
-            print_line(epoch_line(**fields))
+            print_line(epoch_line(**fields) + first_metric(fields))
 
 
 def epoch_line(
@@ -35,6 +36,15 @@ def epoch_line(
         f"Images/sec = {images_per_second:.1f}, Validation Loss = {validation_loss:.3f}, "
         f"Validation {metric}"
     )
+
+
+def first_metric(fields: Mapping[str, Any]) -> str:
+    """Return the end of the line: the first metric that is one number, unless the line has it already."""
+    named = (name for name in fields if name.startswith("validation_") and name != "validation_loss")
+    name = next((name for name in named if isinstance(fields[name], (int, float))), "validation_samples")
+    if name in ("validation_accuracy", "validation_mae", "validation_samples"):
+        return ""
+    return f", Validation {name.removeprefix('validation_').replace('_', ' ').capitalize()} = {fields[name]:.3f}"
 
 
 class ProgressBar(Reporter):

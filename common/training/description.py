@@ -5,6 +5,7 @@ A resumed run is compared with it field by field; `allstep evaluate`, `load` and
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import math
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.base import InputType, Task
+from allstep.common.data.images.crop import CENTRE_FRACTION
 from allstep.common.data.images.encoded import EncodedSplit
 from allstep.common.files.records import Count, from_json, to_json
 from allstep.common.files.schema import Mismatch, number, whole
@@ -101,21 +103,9 @@ def describe(config: TrainConfig, dataset: Dataset, *, framework: str, versions:
     """
     if sum(len(name.encode(errors="replace")) for name in dataset.class_names) > MAX_NAME_BYTES:
         raise UserError(f"the names of the classes have more than {MAX_NAME_BYTES} bytes in all; shorten them")
-    files = getattr(dataset.validation, "whole", dataset.validation)
     return to_json(
-        Description(
-            task=dataset.task,
-            classes=dataset.class_names,
-            num_classes=dataset.num_classes,
-            input_shape=dataset.input_shape,
-            input_type=dataset.input_type,
-            fields=dataset.fields,
-            mean=tuple(map(float, dataset.mean)),
-            std=tuple(map(float, dataset.std)),
-            scale=255.0 if dataset.input_type == "uint8" else 1.0,
-            image_files=_image_files(files) if isinstance(files, EncodedSplit) else None,
-            num_tokens=dataset.num_tokens,
-            vocabulary=dataset.vocabulary,
+        dataclasses.replace(
+            described(dataset),
             loss=config.loss or default_loss(dataset.task),
             model=config.model,
             model_args=config.model_args,
@@ -127,10 +117,24 @@ def describe(config: TrainConfig, dataset: Dataset, *, framework: str, versions:
     )
 
 
-def _image_files(split: EncodedSplit) -> ImageFiles:
-    from allstep.common.data.images.crop import CENTRE_FRACTION
-
-    return ImageFiles(split.size, CENTRE_FRACTION, split.turns)
+def described(dataset: Dataset) -> Description:
+    """Return the description of a data set, without a network."""
+    files = getattr(dataset.validation, "whole", dataset.validation)
+    pictures = ImageFiles(files.size, CENTRE_FRACTION, files.turns) if isinstance(files, EncodedSplit) else None
+    return Description(
+        task=dataset.task,
+        classes=dataset.class_names,
+        num_classes=dataset.num_classes,
+        input_shape=dataset.input_shape,
+        input_type=dataset.input_type,
+        fields=dataset.fields,
+        mean=tuple(map(float, dataset.mean)),
+        std=tuple(map(float, dataset.std)),
+        scale=255.0 if dataset.input_type == "uint8" else 1.0,
+        image_files=pictures,
+        num_tokens=dataset.num_tokens,
+        vocabulary=dataset.vocabulary,
+    )
 
 
 def own_version() -> str:

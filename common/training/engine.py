@@ -210,11 +210,11 @@ def _finish_epoch(run: Run) -> None:
             f"{DIVERGED} validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
             "or lengthen --warmup-epochs"
         )
-    scores = {"validation_loss": validation.loss, f"validation_{session.metric}": validation.metric}
+    scores = validation.fields()
     if session.config.optimizer.ema is not None:
         with worker.averaged_weights():
             averaged = _evaluate(run)
-        scores |= {"ema_validation_loss": averaged.loss, f"ema_validation_{session.metric}": averaged.metric}
+        scores |= averaged.fields("ema_")
     epoch_seconds = progress.epoch_seconds
     progress.finish_epoch(validation.loss)
     scale = noise_scale(*noise)
@@ -241,7 +241,7 @@ def _finish_epoch(run: Run) -> None:
         learning_rate=progress.learning_rate,
         **metrics,
     )
-    run.saver.save(progress, validation.metric if session.metric == "accuracy" else -validation.metric)
+    run.saver.save(progress, session.validation_metrics.score(validation.loss, validation.metrics))
     for hook in session.hooks:
         hook.on_epoch(session)
 
@@ -266,6 +266,7 @@ def _evaluate(run: Run) -> Evaluation:
         session.dataset.validation,
         run.schedule.global_batch_size,
         run.progress_state,
+        session.validation_metrics,
         num_slices=session.config.parallel.num_slices,
     )
 

@@ -13,6 +13,7 @@ from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.memory import available_memory
 from allstep.common.catalog.losses import check_loss
+from allstep.common.catalog.metrics import metrics_of
 from allstep.common.cli.decode import check_decoding_device
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
@@ -53,6 +54,7 @@ def open_dataset(
     check_loss(config, own.task)
     if config.data.standardize:
         own = standardized(own, collectives)
+    metrics_of(config, own)
     return dataclasses.replace(
         own,
         sampler=_sampler_of(config.data, own),

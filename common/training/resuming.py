@@ -76,21 +76,46 @@ def load(
         UserError: the checkpoint does not exist, or the run cannot resume from it.
     """
     output = config.output
-    if output.init_from and is_weights_file(output.init_from):
-        arrays = {f"model/{name}": array for name, array in read_weights(output.init_from).items()}
-        checkpoint.check_compatible(_weights_alone(shapes), arrays)
-        return TrainState(framework="pytorch", arrays=arrays, progress=checkpoint.Progress(0, 0, 0, 0))
-    state = checkpoint.load(*path_of(str(output.resume or output.init_from), output.output_dir), warn=warn)
-    if output.resume:
-        check_run(state)
-        check_flags(config, state)
-        if description and (before := read_description(state.description)):
-            check_same(before, description, advice=_OTHER_DATA)
-        check_samples(state, num_samples)
-        check_data(state.data, data or {})
-    else:
-        state, shapes = replace(state, arrays=_weights_alone(state.arrays)), _weights_alone(shapes)
+    if output.init_from:
+        return load_weights(path_of(str(output.init_from), output.output_dir), shapes, warn)
+    state = checkpoint.load(*path_of(str(output.resume), output.output_dir), warn=warn)
+    check_run(state)
+    check_flags(config, state)
+    if description and (before := read_description(state.description)):
+        check_same(before, description, advice=_OTHER_DATA)
+    check_samples(state, num_samples)
+    check_data(state.data, data or {})
     checkpoint.check_compatible(shapes, state.arrays)
+    return state
+
+
+def load_weights(
+    source: tuple[str, Path], shapes: Mapping[str, tuple[int, ...]] | None, warn: Callable, *, averaged: bool = False
+) -> TrainState:
+    """Load the weights of a checkpoint or of a safetensors file, without what else it has.
+
+    Args:
+        source: the arguments of `checkpoint.load`; the first may be a safetensors file.
+        shapes: names and shapes of the weights, of which others are ignored; None to check nothing.
+        averaged: take the moving averages (--ema) where there are any.
+
+    Raises:
+        UserError: there are none, or they do not fit.
+    """
+    if is_weights_file(Path(source[0])):
+        arrays = {f"model/{name}": array for name, array in read_weights(Path(source[0])).items()}
+        state = TrainState(framework="pytorch", arrays=arrays, progress=checkpoint.Progress(0, 0, 0, 0))
+    else:
+        state = checkpoint.load(*source, warn=warn)
+    averages = {
+        name.replace("ema/", "model/", 1): array for name, array in state.arrays.items() if name.startswith("ema/")
+    }
+    if averaged and not averages:
+        raise UserError(f"{source[0]} has no moving averages of weights, which --ema asks for; leave --ema out")
+    arrays = _weights_alone(state.arrays)
+    state = replace(state, arrays=arrays | averages if averaged else arrays)
+    if shapes is not None:
+        checkpoint.check_compatible(_weights_alone(shapes), state.arrays)
     return state
 
 
@@ -166,6 +191,11 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
             )
     _check_momentum(flags, saved.config)
+    if saved.progress.epoch and flags["best-by"] != (before := saved.config.get("best-by")):
+        raise UserError(
+            f"expected --best-by {before or 'to be left out'}, by which the best so far was chosen, received "
+            f"{flags['best-by'] or 'none'}; give the same to --resume, or --init-from for the weights alone"
+        )
     if (flags["ema"] is None) != (saved.config.get("ema") is None):
         has, lacks = ("one", "none") if flags["ema"] is None else ("none", "one")
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import signal
 import sys
@@ -18,11 +19,11 @@ from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.base.terminal import print_line, warn
-from allstep.common.catalog.losses import metric_of
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.checkpoint.state import described
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
+from allstep.common.data.loader import Batch
 from allstep.common.exact import environment_fingerprint, trace
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.placement import Placement
@@ -36,7 +37,9 @@ from allstep.common.training import earlier_run, engine, resuming, saving
 from allstep.common.training.data_digest import digests_of
 from allstep.common.training.description import describe, read_description
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
+from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.training.hooks import Hook
+from allstep.common.training.metrics import Metrics, build_metrics
 from allstep.common.training.opening import check_batch_memory
 from allstep.common.training.worker import StepTrace, Worker
 from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 # Keepalive of Open MPI's daemons (tools/setup_environment.py), plus the time that mpirun takes to end the ranks.
 MPIRUN_NOTICES_SECONDS = 30.0
+_MAX_CHARACTERS = 4000  # of the names of classes in an event: trackers take no longer values
 
 
 class Strategy(Protocol):
@@ -90,10 +94,10 @@ class TrainingRun:
         """Placement of this rank in the job."""
         return self.strategy.placement
 
-    @property
-    def metric(self) -> str:
-        """Name of the validation metric in addition to the loss."""
-        return metric_of(self.dataset.task, self.config.loss)
+    @functools.cached_property
+    def validation_metrics(self) -> Metrics:
+        """Metrics of validation in addition to the loss."""
+        return build_metrics(self.config, self.dataset)
 
     def train(self) -> bool:
         """Train as configured, from the start or from a checkpoint; only rank 0 reads and writes files.
@@ -108,17 +112,7 @@ class TrainingRun:
             Fault: the run cannot go on, or was stopped without an output directory to save to.
         """
         progress_state, placement, config = ProgressState(), self.placement, self.config
-        # With asynchronous steps, ranks have no common step, and the strategy watches its processes itself.
-        collectives = self.worker.collectives if self.strategy.steps_in_flight == 1 else None
-        limits = Limits(
-            stall=config.faults.stall_timeout,
-            silence=config.faults.fault_timeout,
-            elastic=self.commits is not None,
-            launcher=MPIRUN_NOTICES_SECONDS if placement.launcher == "mpirun" else 0.0,
-        )
-        with self.watching(
-            collectives, placement, progress_state, limits, self.worker.pending_tensors, sever=CONNECTIONS.end
-        ) as ask_to_stop:
+        with self._watched(progress_state) as ask_to_stop:
             with HOSTS.passing_on(ask_to_stop), lasting_output():
                 is_done = self._train(progress_state)
             if is_done:
@@ -136,6 +130,36 @@ class TrainingRun:
             sys.exit(EXIT_FAULT)
         return True
 
+    def evaluate(self, see: Callable[[Batch, np.ndarray], None]) -> Evaluation:
+        """Evaluate the worker's weights on the validation samples, while the ranks watch each other.
+
+        Args:
+            see: see `evaluation.evaluate`.
+
+        Raises:
+            Fault: the ranks were asked to stop.
+        """
+        progress_state, metrics = ProgressState(), self.validation_metrics
+        batch = self.config.global_batch_size(self.worker.collectives.world_size)
+        with self._watched(progress_state), lasting_output():
+            try:
+                return evaluate(self.worker, self.dataset.validation, batch, progress_state, metrics, see=see)
+            except Stopped:
+                raise Fault(f"{progress_state.notice} during the evaluation; nothing is written") from None
+
+    def _watched(self, progress_state: ProgressState) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+        """Return a context in which the ranks watch each other; it yields a function that asks all of them to stop."""
+        # With asynchronous steps, ranks have no common step, and the strategy watches its processes itself.
+        collectives = self.worker.collectives if self.strategy.steps_in_flight == 1 else None
+        limits = Limits(
+            stall=self.config.faults.stall_timeout,
+            silence=self.config.faults.fault_timeout,
+            elastic=self.commits is not None,
+            launcher=MPIRUN_NOTICES_SECONDS if self.placement.launcher == "mpirun" else 0.0,
+        )
+        pending = self.worker.pending_tensors
+        return self.watching(collectives, self.placement, progress_state, limits, pending, sever=CONNECTIONS.end)
+
     def metrics(self) -> Mapping[str, float]:
         """Return the strategy's metrics, and the number of files that any rank could not read; all ranks call it."""
         metrics = self.strategy.metrics()
@@ -148,6 +172,7 @@ class TrainingRun:
     def _train(self, progress_state: ProgressState) -> bool:
         """Train until all files are written, and return the result of `engine.fit`."""
         worker, dataset, config, placement = self.worker, self.dataset, self.config, self.placement
+        _ = self.validation_metrics  # before any step
         with contextlib.ExitStack() as cleanup:
             output = None
             if config.output.output_dir and placement.rank == 0:
@@ -193,7 +218,8 @@ class TrainingRun:
                 cleanup.callback(self._start_trace().close)
             reporter = self.open_reporter(config, placement.rank, self.progress)
             cleanup.callback(reporter.close)
-            _report_start(reporter, worker, schedule, config, placement, on_cpu=self.strategy.gpu is None)
+            names, on_cpu = dataset.class_names, self.strategy.gpu is None
+            _report_start(reporter, worker, schedule, config, placement, names, on_cpu=on_cpu)
             saver = saving.Saver(
                 worker,
                 schedule,
@@ -298,7 +324,14 @@ def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
 
 
 def _report_start(
-    reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, placement: Placement, *, on_cpu: bool
+    reporter: Reporter,
+    worker: Worker,
+    schedule: Schedule,
+    config: TrainConfig,
+    placement: Placement,
+    classes: Sequence[str],
+    *,
+    on_cpu: bool,
 ) -> None:
     reporter.event(
         "start",
@@ -312,4 +345,5 @@ def _report_start(
         global_batch_size=schedule.global_batch_size,
         parameter_count=sum(array.size for array in worker.export_weights().values()),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **({"classes": classes} if 0 < sum(map(len, classes)) <= _MAX_CHARACTERS else {}),
     )

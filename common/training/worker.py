@@ -72,8 +72,8 @@ class Worker(Protocol):
         """
         ...
 
-    def eval_step(self, batch: Batch) -> tuple[float, float]:
-        """Return the loss and the metric (`common.catalog.losses.metric_of`), each summed over this rank's samples."""
+    def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
+        """Return the loss summed over this rank's samples, and the network's outputs for them, float32 (n, ...)."""
         ...
 
     def evaluating(self) -> AbstractContextManager:

@@ -25,7 +25,7 @@ from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.kept.network_state import as_bytes
-from allstep.pytorch.passes import EvalPass, ReducedPass, TrainPass
+from allstep.pytorch.passes import EvalPass, ReducedPass, Scored, TrainPass
 from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives
 from allstep.pytorch.strategies.reduction import Reduction
 from allstep.pytorch.strategies.strategy import replace_parameters
@@ -75,7 +75,7 @@ class ModelParallel(ProcessGroup):
         begin = weighted[first] if first else 0
         return begin, weighted[after] if after < len(weighted) else len(network)
 
-    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], Scored]:
         assert isinstance(self.reduction, _Pipeline)
         return self.reduction.eval_pass(one_pass)
 
@@ -133,13 +133,13 @@ class _Pipeline(Reduction):
 
         return piped
 
-    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """The pass returns the score on the last stage, 0 on the others."""
+    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], Scored]:
+        """The pass returns loss and outputs on the last stage, nothing on the others."""
         schedule = self._schedules(one_pass.model, None)
 
-        def piped(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        def piped(inputs: torch.Tensor, targets: torch.Tensor) -> Scored:
             logits = schedule(len(inputs)).eval(*self._input(inputs))
-            return (0.0, 0.0) if logits is None else one_pass.score(logits, targets)
+            return (0.0, None) if logits is None else one_pass.score(logits, targets)
 
         return piped
 

@@ -16,7 +16,7 @@ from allstep.common.training.strategy import BaseStrategy
 from allstep.pytorch.compat import set_max_programs
 from allstep.pytorch.kept import network_state
 from allstep.pytorch.kept.network_state import as_array, as_tensor
-from allstep.pytorch.passes import EvalPass
+from allstep.pytorch.passes import EvalPass, Scored
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, brought_sync_batch_norm, synchronise_batch_norm
 from allstep.pytorch.strategies.ordered_sum import OrderedSum
@@ -103,7 +103,7 @@ class Strategy(BaseStrategy):
             return [math.inf]
         return [FIRST_BUCKET, BUCKET] if self.flags.bucket_size is None else [self.flags.bucket_size]
 
-    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], Scored]:
         """Return `one_pass` as all ranks call it."""
         return one_pass
 

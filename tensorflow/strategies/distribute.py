@@ -76,8 +76,11 @@ class DistributedStrategy(Strategy):
             device = tf.distribute.get_replica_context().replica_id_in_sync_group
             return step(*cut(inputs, targets, loss_weight, device, self.num_local_devices), *numbers)
 
-        results = self.strategy.run(on_device)
-        return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
+        def joined(value: tf.Tensor) -> tf.Tensor:
+            parts = self.strategy.experimental_local_results(value)
+            return tf.concat(parts, 0) if parts[0].shape.rank else tf.add_n(parts)
+
+        return tf.nest.map_structure(joined, self.strategy.run(on_device))
 
 
 class LocalDevices(DistributedStrategy):

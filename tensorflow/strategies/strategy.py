@@ -32,7 +32,7 @@ Numbers = dict[str, tf.Tensor]
 Compute = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Numbers]
 """`Step.compute`: takes inputs, targets, the weight of their losses and the loss scale."""
 EvalPass = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Inputs, targets and a weight of 0 where they do not count -> the sums of losses and of the metric."""
+"""Inputs, targets and a weight of 0 where they do not count -> the sum of losses, and the outputs that count."""
 Start = Callable[[Batch, float, float], StepResult]
 """Takes this rank's batch, the learning rate and the loss scale; starts the step."""
 
@@ -166,7 +166,10 @@ class Strategy(BaseStrategy):
         loss_weight: tf.Tensor,
         *numbers: tf.Tensor,
     ) -> Result:
-        """The sum of what the devices of this process return; called inside a compiled step."""
+        """The sum of the numbers that the devices of this process return, and their arrays one after the other.
+
+        Called inside a compiled step.
+        """
         return step(inputs, targets, loss_weight, *numbers)
 
     # What each rank holds of the state.

@@ -11,7 +11,7 @@ import tensorflow as tf
 import torch
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.losses import LOSSES, default_loss, metric_of
+from allstep.common.catalog.losses import LOSSES, default_loss
 from allstep.pytorch import losses as pytorch_losses
 from allstep.tensorflow import losses as tensorflow_losses
 
@@ -102,20 +102,6 @@ def test_sums_over_samples(name, task):
     expected = of_elements.reshape(5, -1).mean(1).sum()
     smoothing = SMOOTHING if name == "cross-entropy" else 0.0
     np.testing.assert_allclose(measured("build_loss", (name, smoothing), outputs, targets), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "task"), [*CASES, ("my_model.py:loss", "regression")])
-def test_metrics(name, task):
-    outputs, targets = samples(name, task)
-    if name == "bce":
-        metric, of_elements = "accuracy", (outputs > 0) == (targets == 1)
-    elif task == "regression":
-        metric, of_elements = "mae", np.abs(outputs - targets)
-    else:
-        metric, of_elements = "accuracy", outputs.argmax(-1) == targets
-    assert metric_of(task, name) == metric
-    expected = of_elements.reshape(5, -1).mean(1).sum()
-    np.testing.assert_allclose(measured("build_metric", (metric, name), outputs, targets), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("returned", ["outputs[:, 0]", "outputs", "outputs.sum() if hasattr(outputs, 'sum') else 3.0"])

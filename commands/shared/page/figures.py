@@ -152,6 +152,25 @@ def bars(
     return Drawing(caption, figure)
 
 
+def confusion(caption: str, counts: Sequence[Sequence[int]], labels: Sequence[str]) -> Drawing:
+    """Draw a confusion matrix: a row for each class of the samples, as dark as the share taken for each class."""
+    from matplotlib.patches import Rectangle
+
+    figure, axes = _frame(0, height=max(_HEIGHT, 0.9 + 0.22 * len(labels)))
+    for row, values in enumerate(counts):
+        for column, count in enumerate(values):
+            if count:
+                look = {"facecolor": PALETTE[0], "linewidth": 0, "alpha": max(0.08, 0.75 * count / sum(values))}
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
+                axes.annotate(str(count), (column, row), ha="center", va="center", fontsize=min(8, 90 / len(labels)))
+    places, names = range(len(labels)), [printable(label) for label in labels]
+    axes.set_xticks(places, names, rotation=90)
+    axes.set_yticks(places, names)
+    axes.set(xlim=(-0.5, len(labels) - 0.5), ylim=(len(labels) - 0.5, -0.5), xlabel="predicted", ylabel="class")
+    axes.grid(visible=False)
+    return Drawing(caption, figure)
+
+
 def adopted(caption: str, plot: Callable[[], Any]) -> Drawing:
     """Restyle another library's plot; `plot` returns its axes and may set a style."""
     import matplotlib as mpl

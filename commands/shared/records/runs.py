@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, NonNegative, Positive, from_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import mapping
+from allstep.common.files.schema import mapping, whole
 from allstep.common.files.strict_json import NotJson
 
 FILE = "metrics.jsonl"
+Whole = Annotated[int, whole()]
 _LARGEST_FILE = 64 * 2**20  # enough lines for half a million steps
 
 
@@ -30,6 +31,7 @@ class Start:
     local_size: Count | None = None
     """Ranks on the host of rank 0."""
     device: str | None = None
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Epoch:
     """None without classes."""
     images_per_second: Positive | None = None
     gradient_noise_scale: NonNegative | None = None
+    validation_confusion_matrix: tuple[tuple[Whole, ...], ...] = ()
+    validation_precision_per_class: tuple[NonNegative, ...] = ()
+    validation_recall_per_class: tuple[NonNegative, ...] = ()
+    validation_f1_per_class: tuple[NonNegative, ...] = ()
 
 
 @dataclass(frozen=True)

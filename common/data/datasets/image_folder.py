@@ -39,7 +39,7 @@ def load(config: DataConfig) -> Dataset:
     """
     prepare_decoding(config)
     passed = PassedOver()
-    train, validation = (folder and list_images(folder, passed) for folder in _part_folders(config.data_dir, passed))
+    train, validation = (folder and list_images(folder, passed) for folder in _part_folders(config, passed))
     assert train is not None  # _part_folders has found it
     if validation and (unpaired := set(train.classes) ^ set(validation.classes)):
         name = min(unpaired)
@@ -67,12 +67,13 @@ def load(config: DataConfig) -> Dataset:
     )
 
 
-def _part_folders(data_dir: Path, passed: PassedOver) -> tuple[Path, Path | None]:
+def _part_folders(config: DataConfig, passed: PassedOver) -> tuple[Path, Path | None]:
     """Return the folders of both parts; the second is None if a share of the first is held out.
 
     Raises:
         UserError: there is neither train/ nor a folder of images a class.
     """
+    data_dir = config.data_dir
     names = folders_in(data_dir, PassedOver()) if data_dir.is_dir() else []
     parts: dict[str, list[str]] = {}
     for name in names:
@@ -80,7 +81,7 @@ def _part_folders(data_dir: Path, passed: PassedOver) -> tuple[Path, Path | None
     others = [name for name in parts.pop(UNNAMED, []) if name != "derived"]
     if not parts and any(_images_in(data_dir / name, data_dir, PassedOver()) for name in others):
         return data_dir, None
-    train, validation = choose_parts(parts, passed, "folders")
+    train, validation = choose_parts(parts, passed, "folders", config)
     if train is None:
         raise UserError(
             "expected --data-dir to hold train/ and val/, with a folder of images a class, or these folders "

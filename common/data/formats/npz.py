@@ -83,7 +83,7 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
         assert match  # the field takes whatever the optional groups leave
         parts.setdefault((match["before"] or match["after"] or UNNAMED).lower(), {})[match["field"]] = key
     passed = PassedOver()
-    train, validation = choose_parts({name: part.values() for name, part in parts.items()}, passed, "arrays")
+    train, validation = choose_parts({name: part.values() for name, part in parts.items()}, passed, "arrays", config)
     passed.tell(config.dataset)
     return (
         _split(arrays, parts[train] if train else {}, config, f"the training part of {path}"),

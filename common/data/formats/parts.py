@@ -16,6 +16,7 @@ from allstep.common.data.passed_over import PassedOver
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
 """Names of the validation split, in order of preference."""
+TEST_NAMES = ("test", "testing")
 PART = "|".join((*TRAINING_NAMES, *VALIDATION_NAMES))
 _FOLDER = re.compile(PART, re.IGNORECASE)
 _IN_NAME = re.compile(rf"(?:^|[-_. 0-9])({PART})(?=[-_. 0-9])", re.IGNORECASE)
@@ -62,7 +63,7 @@ def find_parts(
         parts = _grouped(found, part_of)
         if parts.keys() - {UNNAMED}:
             break
-    train, validation = choose_parts(parts, passed, "files")
+    train, validation = choose_parts(parts, passed, "files", config)
     if train is None:
         raise UserError(
             f"expected files {_any_of(suffixes)} to train on in {folder}, received none"
@@ -74,7 +75,9 @@ def find_parts(
     return [folder / path for path in train_files], [folder / path for path in validation_files]
 
 
-def choose_parts(parts: Mapping[str, Collection[str]], passed: PassedOver, what: str) -> tuple[str | None, str | None]:
+def choose_parts(
+    parts: Mapping[str, Collection[str]], passed: PassedOver, what: str, config: DataConfig
+) -> tuple[str | None, str | None]:
     """Return the names of the training part and of the validation part; None if there is none.
 
     What names no part is for training, unless other things name it. Of several validation parts the first of
@@ -82,9 +85,20 @@ def choose_parts(parts: Mapping[str, Collection[str]], passed: PassedOver, what:
 
     Args:
         what: plural of the things in the parts, for the line about those that are passed over.
+        config: `validation_part` chooses among validation parts; what has only that one is taken for both parts.
+
+    Raises:
+        UserError: the part that is asked for is missing.
     """
     train = next((name for name in (*TRAINING_NAMES, UNNAMED) if name in parts), None)
-    validation = next((name for name in VALIDATION_NAMES if name in parts), None)
+    wanted = config.validation_part
+    names = [name for name in VALIDATION_NAMES if wanted == "auto" or (name in TEST_NAMES) == (wanted == "test")]
+    validation = next((name for name in names if name in parts), None)
+    if wanted != "auto":
+        if validation is None:
+            found = ", ".join(sorted(name for name in parts if name != UNNAMED)) or "none that is named"
+            raise UserError(f"expected a part {wanted} in {config.dataset}, received {found}; name another")
+        train = train or validation
     chosen = " and ".join(name for name in (train, validation) if name not in (None, UNNAMED))
     for name in sorted(parts.keys() - {train, validation}):
         passed.add_all(f"{what} of other parts than {chosen}", sorted(parts[name]))

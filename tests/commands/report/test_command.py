@@ -242,3 +242,16 @@ def test_a_forecast_has_its_range_as_a_band(tmp_path):
         assert all((limit in text) is are_there for limit in limits)
         assert ("opacity: 0.2" in page) is are_there  # the band's filling
         path.write_text(json.dumps(content))
+
+
+def test_the_classes_of_a_run_have_figures(tmp_path):
+    start = {"event": "start", "world_size": 1, "global_batch_size": 4, "framework": "pytorch", "strategy": "single"}
+    epoch = {"event": "epoch", "epoch": 1, "train_loss": 1.0, "cumulative_seconds": 1.0, "validation_accuracy": 0.5}
+    epoch |= {"validation_confusion_matrix": [[613, 3], [0, 7]], "validation_f1_per_class": [0.375, 1.0]}
+    (tmp_path / "run").mkdir()
+    lines = (json.dumps(event) for event in ({**start, "classes": ["<cat>", "dog"]}, epoch))
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines))
+    report.main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    for shown in ("Confusion matrix of run", "613", "&lt;cat&gt;", "F1 of each class of run", "0.375"):
+        assert shown in page, shown

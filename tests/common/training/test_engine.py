@@ -210,7 +210,9 @@ def test_a_diverging_loss_names_step_and_learning_rate(num_ranks):
 
 def test_a_validation_loss_that_is_not_finite_names_the_epoch():
     with pytest.raises(UserError, match="finite validation loss, received inf after epoch 1; lower --base-lr"):
-        Job(2, prepare=changed_worker(eval_step=lambda self, batch: (math.inf, 0.0))).train()
+        Job(
+            2, prepare=changed_worker(eval_step=lambda self, batch: (math.inf, np.zeros((len(batch.targets), 10))))
+        ).train()
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path):
         return dataclasses.replace(run, dataset=dataclasses.replace(run.dataset, task="regression"))
 
     errors = iter([30.0, 10.0, 20.0])
-    worker = changed_worker(eval_step=lambda self, batch: (37.0, 37 * next(errors)))
+    worker = changed_worker(eval_step=lambda self, batch: (37.0, batch.targets[:, np.newaxis] + next(errors)))
     found = train(1, tmp_path, "--epochs", 3, "--keep-checkpoints", 1, prepare=lambda run: worker(prepare(run)))
     assert of("epoch", found, "validation_mae") == [30, 10, 20]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]

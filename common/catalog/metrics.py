@@ -1,0 +1,115 @@
+"""Names of validation metrics, the tasks that they are for, and which of two values is better."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from allstep.common.base.errors import UserError
+from allstep.common.base.flag_types import one_of
+from allstep.common.catalog import user_file
+from allstep.common.catalog.losses import metric_of
+
+if TYPE_CHECKING:
+    from allstep.common.config.train_config import TrainConfig
+    from allstep.common.data.datasets import Dataset, Task
+
+_CLASSES: tuple[Task, ...] = ("classification", "next-token")
+MAX_CONFUSED = 2000
+"""Maximum number of classes of a confusion matrix: its numbers travel between ranks after each epoch."""
+LOSS = "loss"
+"""Value of --best-by that stands for the validation loss."""
+
+
+@dataclass(frozen=True)
+class MetricEntry:
+    """What is known of a metric by its name."""
+
+    tasks: tuple[Task, ...] = _CLASSES
+    lower_is_better: bool = False
+    is_number: bool = True
+    """Whether it is one number, so that checkpoints can be compared by it."""
+
+
+METRICS = {
+    "accuracy": MetricEntry(),
+    "top-5": MetricEntry(),
+    "balanced-accuracy": MetricEntry(),
+    **{
+        f"{name}{suffix}": MetricEntry(is_number=not suffix.endswith("class"))
+        for name in ("precision", "recall", "f1")
+        for suffix in ("", "-weighted", "-per-class")
+    },
+    "confusion-matrix": MetricEntry(is_number=False),
+    "perplexity": MetricEntry(lower_is_better=True),
+    "mae": MetricEntry(("regression",), lower_is_better=True),
+    "rmse": MetricEntry(("regression",), lower_is_better=True),
+    "r2": MetricEntry(("regression",)),
+}
+"""Metrics by their names in `--metrics`; precision, recall and f1 alone are means over the classes (macro)."""
+
+
+def metric_name(word: str) -> str:
+    """Parse a word of `--metrics`: one of METRICS, top-K or FILE.py:NAME."""
+    return word if top_k(word) or user_file.parse(word) else one_of(*METRICS, "top-K", "FILE.py:NAME")(word)
+
+
+def best_name(word: str) -> str:
+    """Parse `--best-by`: the loss or a metric that is one number."""
+    if word == LOSS:
+        return word
+    numbers = [name for name, entry in METRICS.items() if entry.is_number]
+    return metric_name(word) if word not in METRICS else one_of(LOSS, *numbers)(word)
+
+
+def top_k(word: str) -> int | None:
+    """Return K of top-K, or None."""
+    match = re.fullmatch(r"top-([1-9]\d{0,5})", word)
+    return int(match[1]) if match else None
+
+
+def entry_of(word: str) -> MetricEntry:
+    """Return what is known of a metric; a user's own fits every task."""
+    if user_file.parse(word):
+        return MetricEntry((*_CLASSES, "regression"))
+    return METRICS.get(word, MetricEntry())
+
+
+def field_of(word: str) -> str:
+    """Return the name of a metric in events, after `validation_`."""
+    file = user_file.parse(word)
+    return file[1] if file else word.replace("-", "_")
+
+
+def metrics_of(config: TrainConfig, dataset: Dataset) -> tuple[str, ...]:
+    """Return the metrics of a run: those of --metrics, then that of the task and that of --best-by if not among them.
+
+    Raises:
+        UserError: a metric does not fit the targets.
+    """
+    default, best = metric_of(dataset.task, config.loss), config.output.best_by
+    named = [*config.output.metrics, default, *([best] if best not in (None, LOSS) else [])]
+    names = tuple(dict.fromkeys(named))
+    _check(names, default, dataset, config.data.dataset)
+    return names
+
+
+def _check(names: Sequence[str], default: str, dataset: Dataset, where: str) -> None:
+    if len({field_of(name) for name in names}) < len(names):
+        raise UserError(f"--metrics has two metrics of one name in {' '.join(names)}; rename one")
+    are_labels = dataset.task == "regression" and default == "accuracy"
+    for name in names:
+        if are_labels and name != default and not user_file.parse(name):
+            raise UserError(f"--metrics {name} does not fit --loss bce; give accuracy or FILE.py:NAME")
+        if dataset.task not in entry_of(name).tasks and name != default:
+            fitting = [other for other, entry in METRICS.items() if dataset.task in entry.tasks]
+            raise UserError(
+                f"--metrics {name} does not fit the targets of {where}, which are for {dataset.task}; name one of "
+                f"{', '.join(fitting)}"
+            )
+        if (number := top_k(name)) and number > dataset.num_classes:
+            raise UserError(f"--metrics {name} needs {number} classes at least, {where} has {dataset.num_classes}")
+        if name == "confusion-matrix" and dataset.num_classes > MAX_CONFUSED:
+            raise UserError(f"--metrics {name} takes at most {MAX_CONFUSED} classes, {where} has {dataset.num_classes}")
