@@ -80,6 +80,10 @@ COMMANDS = {
         "allstep.commands.tune.command",
         "Search for the flags that train best, trial by trial, under any launcher; resume after a kill.",
     ),
+    "evaluate": Command(
+        "allstep.commands.evaluate.command",
+        "Evaluate a trained network under any launcher: loss, metrics, and predictions of each sample or picture.",
+    ),
     "difficulty": Command(
         "allstep.commands.difficulty.command",
         "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",

@@ -25,7 +25,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """What is known of a metric by its name."""
+    """Properties of a metric that its name tells."""
 
     tasks: tuple[Task, ...] = _CLASSES
     lower_is_better: bool = False

@@ -41,7 +41,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class Description:
-    """What a run was trained on and how."""
+    """Samples, preprocessing and network of a run."""
 
     task: Task
     classes: tuple[str, ...]

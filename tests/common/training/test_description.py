@@ -1,4 +1,4 @@
-"""What checkpoints say of their runs, and how `--resume` compares it. Oracle: the data, and what the case changes."""
+"""Description of a run in its checkpoints, compared by `--resume`. Oracle: the data, and what the case changes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,165 @@
+"""Evaluate a trained network: loss, metrics and predictions, each sample exactly once, on any number of ranks.
+
+    allstep evaluate runs/a
+    horovodrun -np 4 allstep evaluate runs/a --checkpoint best --dataset image-folder --data-dir DIR --split test
+    allstep evaluate runs/a --metrics f1 confusion-matrix --predictions p.csv
+    allstep evaluate runs/a --images DIR --predictions p.csv
+
+RUN is the output directory of a run, a checkpoint, or a .safetensors file together with --model and --dataset. The data
+set, its preprocessing and the network are those of the run; all flags of the trainers may be given besides. Under a
+launcher, every host reads RUN. A run directory is data: its FILE.py:FUNCTION is imported only if you name it here too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allstep.commands.evaluate.run_flags import words_for
+from allstep.commands.shared.records.files import output_file, write_json
+from allstep.common.api.user_parts import Parts
+from allstep.common.base.errors import UserError
+from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of, whole
+from allstep.common.base.terminal import print_line
+from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.process.exit import run_rank
+from allstep.common.training.saving import broadcast_state
+from allstep.common.training.start import start
+from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
+
+if TYPE_CHECKING:
+    from allstep.common.config.train_config import TrainConfig
+    from allstep.common.data.datasets import Dataset
+    from allstep.common.launch.placement import Placement
+    from allstep.common.training.evaluation import Evaluation
+    from allstep.common.training.training_run import TrainingRun
+
+SPLITS = ("validation", "train", "test")
+_OFFICIAL_TESTS = ("mnist", "fashion-mnist", "cifar10")
+"""Data sets whose validation part is the published test part."""
+_ANY = ("output-dir", "resume", "init-from", "slices", "curriculum", "ema", "skip-unreadable", "elastic")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate, print the results on rank 0 and write the files."""
+    parser = Parser("allstep evaluate", __doc__)
+    parser.add_argument("run", type=nonempty_path, metavar="RUN", help="output directory, checkpoint or weights")
+    parser.add_argument("--checkpoint", type=nonempty_text, metavar="NAME", help=CHECKPOINT_HELP)
+    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="that of the run by default")
+    parser.add_argument("--split", type=one_of(*SPLITS), default=SPLITS[0], metavar="PART", help=", ".join(SPLITS))
+    parser.add_argument("--ema", action="store_true", help="evaluate the moving averages of the weights")
+    parser.add_argument("--predictions", metavar="FILE", help="write a row for each sample: .csv, .parquet or .jsonl")
+    parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="K", help="classes of a row, 5 by default")
+    parser.add_argument("--images", type=nonempty_path, metavar="DIR", help="pictures without classes to predict")
+    parser.add_argument("--output", type=output_file, metavar="FILE", help="write the results as JSON")
+    flags, given = parser.parse_known_args(argv)
+    _check(flags, given)
+    trained = open_trained(flags.run, flags.checkpoint)
+    framework = flags.framework or (trained.manifest.framework if trained.manifest else FRAMEWORKS[0])
+    given = [*given, *_part_of(flags.split, trained, given)]
+    train = importlib.import_module(f"allstep.{framework}.train")
+    config, placement = start(train.strategies, words_for(trained, given))
+    session = train.session(config, placement, (), _parts(flags, trained, config, placement))
+    if session is not None:
+        _evaluate(session, trained, flags)
+
+
+def _check(flags: Any, given: Sequence[str]) -> None:
+    for word in given:
+        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        if word.startswith("--") and name in _ANY:
+            raise UserError(f"--{name} is for training, not for allstep evaluate; leave it out")
+    if flags.predictions is not None:
+        from allstep.commands.evaluate.predictions import predictions_file
+
+        try:
+            flags.predictions = predictions_file(flags.predictions)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"expected --predictions {error}") from None
+    if flags.images and not flags.predictions:
+        raise UserError("--images needs --predictions FILE, since pictures without classes have no metrics")
+
+
+def _part_of(split: str, trained: Trained, given: Sequence[str]) -> list[str]:
+    """Return the flag that chooses the part to evaluate."""
+    config = trained.manifest.config if trained.manifest else {}
+    named = [given[index + 1] for index, word in enumerate(given[:-1]) if word == "--dataset"]
+    dataset = str(named[-1] if named else config.get("dataset", ""))
+    return ["--validation-part", "test"] if split == "test" and dataset not in _OFFICIAL_TESTS else []
+
+
+def _parts(flags: Any, trained: Trained, config: TrainConfig, placement: Placement) -> Parts:
+    from allstep.commands.evaluate.samples import fitted, unlabelled
+
+    if flags.images:
+        return Parts(unlabelled(flags.images, trained.description, config.data, placement))
+    part = "train" if flags.split == "train" else "validation"
+    return Parts(adapt=lambda dataset: fitted(dataset, config.data, trained.described, part=part))
+
+
+def _evaluate(session: TrainingRun, trained: Trained, flags: Any) -> None:
+    from allstep.commands.evaluate.predictions import Predictions
+
+    worker, is_first = session.worker, session.placement.rank == 0
+    state = trained.weights(worker.state_shapes(), averaged=flags.ema) if is_first else None
+    worker.import_state(broadcast_state(state, worker.collectives).arrays, step=0)
+    labelled = flags.images is None
+    predictions = None
+    if flags.predictions:
+        predictions = Predictions(session.dataset, flags.top, worker.collectives, labelled=labelled)
+    found = session.evaluate(predictions.see if predictions else lambda batch, outputs: None)
+    if predictions:
+        predictions.collect()
+    if not math.isfinite(found.loss) and labelled:
+        raise UserError(f"expected a finite loss, received {found.loss}: the weights do not fit these samples")
+    if not is_first:
+        return
+    if labelled:
+        for line in _lines(found, session.dataset):
+            print_line(line)
+    if predictions:
+        _write(predictions, flags.predictions)
+        print_line(f"{found.num_samples} predictions are in {flags.predictions}", sys.stderr)
+    if flags.output:
+        step = trained.manifest.progress.step if trained.manifest else None
+        result = {"run": str(trained.run), "step": step, "split": flags.split, "samples": found.num_samples}
+        write_json(flags.output, {**result, **({"loss": found.loss, **found.metrics} if labelled else {})})
+
+
+def _write(predictions: Any, path: Path) -> None:
+    try:
+        predictions.write(path)
+    except OSError as error:
+        raise UserError(f"expected to write {path}, received the error: {error.strerror}; name another file") from None
+
+
+def _lines(found: Evaluation, dataset: Dataset) -> list[str]:
+    """Return the results in words: one line of numbers, then a line for each class."""
+    numbers = {"loss": found.loss, **found.metrics}
+    shown = [f"{_title(name)} = {value:.6g}" for name, value in numbers.items() if isinstance(value, (int, float))]
+    lines = [f"Samples = {found.num_samples}, {', '.join(shown)}"]
+    for name, values in numbers.items():
+        if isinstance(values, list):
+            labels = dataset.class_names if len(dataset.class_names) == len(values) else range(len(values))
+            lines.append(f"{_title(name)}:")
+            lines += [f"  {label}: {_row(value)}" for label, value in zip(labels, values, strict=True)]
+    return lines
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _row(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
+
+
+if __name__ == "__main__":
+    run_rank(main)

@@ -1,0 +1,50 @@
+"""Flags with which a run is evaluated: those of its data set and network, and those that the user gives.
+
+A run directory is data: code that it names is imported only if the user names it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from allstep.common.api.session import words_of
+from allstep.common.base.errors import UserError, quote
+from allstep.common.catalog import user_file
+from allstep.common.training.trained import Trained
+
+_NETWORK = ("model", "model-args", "model-depth", "model-width", "loss", "precision", "seed")
+_PICTURES = ("image-size", "exif-orientation", "validation-share")
+_DATA = (
+    *("dataset", "data-dir", "input-fields", "target-field", "task", "text-tokens", "validation-part"),
+    *("synthetic-samples", "synthetic-shape", "synthetic-classes"),
+)
+"""Flags that another --dataset makes void."""
+
+
+def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
+    """Return the words of a trainer's command line: the run's own flags, and `given`, which win.
+
+    Raises:
+        UserError: the run names code, or an object of a program, that the user has not named.
+    """
+    names = {word.partition("=")[0].removeprefix("--").removeprefix("no-") for word in given if word.startswith("--")}
+    names = {name.replace("_", "-") for name in names}
+    kept = (*_NETWORK, *_PICTURES, *(() if "dataset" in names else _DATA))
+    config = trained.manifest.config if trained.manifest else {}
+    flags = {name: config[name] for name in kept if config.get(name) not in (None, [], False) and name not in names}
+    for name in user_file.FLAGS:
+        if name in flags:
+            flags[name] = _named(name, flags[name], given)
+    no_optimizer = {"momentum": 0.0} if "optimizer" not in names else {}
+    return [*words_of({**flags, **no_optimizer}), *given]
+
+
+def _named(name: str, word: Any, given: Sequence[str]) -> str:
+    if word == user_file.PROGRAM:
+        raise UserError(f"the --{name} of the run was an object of a program; name it in a file: --{name} FILE.py:NAME")
+    if (trusted := user_file.trusted(word, given)) is None:
+        raise UserError(
+            f"the --{name} of the run is code, which runs only if you name it too: add --{name} {quote(word)}"
+        )
+    return trusted
