@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from allstep.common.api import checkpoint as checkpoint
     from allstep.common.api.launch import launch
+    from allstep.common.api.load import load
 
-__all__ = ["checkpoint", "launch"]
+__all__ = ["checkpoint", "launch", "load"]
 
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name == "checkpoint":
         return importlib.import_module("allstep.common.api.checkpoint")
-    if name == "launch":
-        return importlib.import_module("allstep.common.api.launch").launch
+    if name in ("launch", "load"):
+        return getattr(importlib.import_module(f"allstep.common.api.{name}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,205 @@
+"""A trained network as an object, in a notebook or program without a launcher.
+
+import allstep
+trained = allstep.load("runs/a")
+trained.predict("cat.jpg")    # [("cat", 0.93), ("dog", 0.05), ...]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allstep.common.base.errors import UserError, quote
+from allstep.common.catalog import user_file
+from allstep.common.catalog.networks import check_model, model_name
+from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.formats.arrays import inputs_of
+from allstep.common.data.images.pictures import PictureReader
+from allstep.common.training.description import Description
+from allstep.common.training.metrics import probabilities
+from allstep.common.training.trained import Trained, open_trained
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def load(
+    run: str | Path,
+    *,
+    checkpoint: str | None = None,
+    framework: str | None = None,
+    device: str = "auto",
+    ema: bool = False,
+    model: Any = None,
+) -> Loaded:
+    """Return a trained network with what its run was trained on.
+
+    Args:
+        run: output directory of a run, or a checkpoint.
+        checkpoint: latest (default), best, or the name of one.
+        framework: pytorch or tensorflow; by default that of the run. The suite's networks load into either.
+        device: auto (a GPU if there is one), cpu or cuda.
+        ema: whether to take the moving averages of the weights.
+        model: for a run whose network is your own: the network, a function that builds it of the shape of a sample and
+            the number of classes, or FILE.py:FUNCTION. A run directory is data, whose code is not imported.
+
+    Returns: a `Loaded`.
+
+    Raises:
+        UserError: there is no such run, it is damaged, or the network is not known.
+
+    Example:
+        trained = allstep.load("runs/a", checkpoint="best")
+        for pictures in batches:
+            names = [row[0][0] for row in trained.predict(pictures)]
+    """
+    trained = open_trained(Path(run), checkpoint)
+    if framework not in (None, *FRAMEWORKS):
+        raise UserError(f"framework must be {' or '.join(FRAMEWORKS)}, got {quote(framework)}")
+    if device not in DEVICES:
+        raise UserError(f"device must be one of {', '.join(DEVICES)}, got {quote(device)}")
+    return Loaded(trained, *build(trained, framework or trained.description.framework, device, model, ema=ema))
+
+
+def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> tuple[str, Any]:
+    """Return a framework's name, and its network with the weights of a run.
+
+    Raises:
+        UserError: see `load`.
+    """
+    description = trained.description
+    name = _network(description.model, model)
+    check_model(name, framework)
+    size = {f"model_{key}": value for key, value in description.model_size.items() if key in ("depth", "width")}
+    config = dataclasses.replace(TrainConfig(), model=name, model_args=description.model_args, **size)
+    config = dataclasses.replace(config, device=device)
+    module = importlib.import_module(f"allstep.{framework}.loaded")
+    own = None if model is None or isinstance(model, str) else model
+    network = module.LoadedNetwork(config, description.dataset(), own)
+    network.load(trained.weights(network.shapes(), averaged=ema).arrays)
+    return framework, network
+
+
+def _network(saved: str, given: Any) -> str:
+    """Return the name of the network, which is code only if the program names it."""
+    if isinstance(given, str):
+        return model_name(given)
+    if given is not None:
+        return user_file.PROGRAM
+    if user_file.parse(saved) or saved == user_file.PROGRAM:
+        raise UserError(f"the network of the run is your own ({quote(saved)}); pass it again as model")
+    return model_name(saved)
+
+
+class Loaded:
+    """A trained network with its classes and preprocessing."""
+
+    def __init__(self, trained: Trained, framework: str, network: Any) -> None:
+        """Keep the parts; `load` makes them."""
+        self.framework, self._network, self._trained = framework, network, trained
+        files = self.description.image_files
+        self._reader = PictureReader(files.size, turns=files.exif_orientation) if files else None
+
+    @property
+    def model(self) -> Any:
+        """The network: a torch.nn.Module in evaluation mode, or a keras.Model."""
+        return self._network.model
+
+    @property
+    def description(self) -> Description:
+        """Samples, preprocessing and network of the run."""
+        return self._trained.description
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the outputs; their numbers if they have no names."""
+        return tuple(map(self.description.class_name, range(self.description.num_classes)))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Flags of the run by name."""
+        return self._trained.manifest.config if self._trained.manifest else {}
+
+    def preprocess(self, images: Any) -> Any:
+        """Return a batch as the network takes it, made exactly as the samples of validation.
+
+        Args:
+            images: one picture or a list: paths, images of Pillow or uint8 arrays (height, width, channels); or samples
+                as the data set has them, if the run was trained on arrays: one, or a batch.
+
+        Raises:
+            UserError: a picture cannot be read, or samples have another shape or type.
+        """
+        return self._network.inputs(self.samples(images)[0])
+
+    def predict(self, images: Any, top: int = 5) -> Any:
+        """Return names and probabilities of the `top` most probable classes, best first: a list for each picture.
+
+        One picture alone gives its list alone; a run trained on numbers gives its outputs as an array.
+
+        Args:
+            images: see `preprocess`.
+            top: number of classes.
+
+        Raises:
+            UserError: see `preprocess`.
+        """
+        samples, is_one = self.samples(images)
+        outputs = self._network.outputs(self._network.inputs(samples))
+        if self.description.task == "regression":
+            return outputs[0] if is_one else outputs
+        if self.description.task == "next-token":
+            raise UserError("predict is for classes and numbers, this network predicts each token; call model")
+        rows = []
+        for shares in probabilities(outputs):
+            best = np.argsort(-shares, kind="stable")[:top]
+            rows.append([(self.description.class_name(int(one)), float(shares[one])) for one in best])
+        return rows[0] if is_one else rows
+
+    def samples(self, images: Any) -> tuple[np.ndarray, bool]:
+        """Return samples before normalisation, and whether they are of one picture alone."""
+        is_one = isinstance(images, (str, Path)) or hasattr(images, "convert")
+        if self._reader:
+            is_one = is_one or (isinstance(images, np.ndarray) and images.ndim < 4)
+            return np.stack([self._reader.read(one) for one in ([images] if is_one else images)]), is_one
+        return self._arrays(images, is_one=is_one)
+
+    def _arrays(self, images: Any, *, is_one: bool) -> tuple[np.ndarray, bool]:
+        description = self.description
+        shape, kind = description.input_shape, description.input_type
+        if is_one or (isinstance(images, (list, tuple)) and any(_is_picture(one) for one in images)):
+            if len(shape) != 3 or kind != "uint8":
+                raise UserError(f"expected samples {kind} {shape}, as the run was trained on, received pictures")
+            arrays = [_opened(one, shape[2]) for one in ([images] if is_one else images)]
+            values = np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays[0][np.newaxis]
+        else:
+            values = np.asarray(images)
+            is_one = values.shape in (shape, shape[:-1] if shape[-1:] == (1,) else shape)
+            values = values[np.newaxis] if is_one else values
+        array = inputs_of(values, "the samples")
+        if array.shape[1:] != shape or array.dtype != kind:
+            raise UserError(
+                f"expected samples {kind} {shape}, as the run was trained on, received {array.dtype} {array.shape[1:]}"
+            )
+        return array, is_one
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, (str, Path)) or hasattr(value, "convert")
+
+
+def _opened(picture: Any, channels: int) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        image = Image.open(picture) if isinstance(picture, (str, Path)) else picture
+        pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"expected an image in {picture}, received what cannot be read as one ({error})") from None
+    return pixels.reshape(*pixels.shape[:2], channels)

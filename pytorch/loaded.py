@@ -1,0 +1,53 @@
+"""A trained network outside of a run, for `allstep.load` and `allstep export`; `tensorflow/loaded.py` has the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Dataset
+from allstep.common.data.loader import Batch
+from allstep.common.data.sharding import Position
+from allstep.pytorch.inputs import Inputs
+from allstep.pytorch.models import build_network, import_weights, named_weights
+
+
+class LoadedNetwork:
+    """A network in evaluation mode on one device, with the normalisation of its samples."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, own: Any = None) -> None:
+        """Build the network, whose weights `load` sets; random numbers of the program stay as they are.
+
+        Raises:
+            UserError: see `build_network`, or the device does not exist.
+        """
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("device cuda needs a GPU that PyTorch can use, there is none; give cpu or auto")
+        is_gpu = config.device != "cpu" and torch.cuda.is_available()
+        self.device = torch.device("cuda" if is_gpu else "cpu")
+        with torch.random.fork_rng(), self.device:
+            self.model = build_network(config, dataset, own, warns=False)
+        self.model.eval()
+        self._inputs = Inputs(dataset, self.device, reports=False)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the weights by their names in checkpoints."""
+        return {f"model/{name}": tuple(tensor.shape) for name, tensor in named_weights(self.model)}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set the weights, which have the names of checkpoints."""
+        import_weights(self.model, {name.removeprefix("model/"): array for name, array in arrays.items()})
+
+    def inputs(self, samples: np.ndarray) -> torch.Tensor:
+        """Return samples as the network takes them: normalised, images with channels first."""
+        return self._inputs(Batch(samples, np.zeros(len(samples)), len(samples), 1, 1.0, Position(0, 0)))[0]
+
+    def outputs(self, inputs: torch.Tensor) -> np.ndarray:
+        """Return the outputs, float32 (n, ...)."""
+        with torch.inference_mode():
+            return self.model(inputs).float().cpu().numpy()
