@@ -19,6 +19,7 @@ test-quick: setup
 
 lint: setup
 	$(IN_VENV) ruff check .
+	$(IN_VENV) ruff format --check .
 	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned, so it need not look for newer versions
 
 bench: setup
@@ -28,4 +29,4 @@ soak: setup
 	$(IN_VENV) allstep soak
 
 horovod-wheel: setup
-	$(IN_VENV) python tools/horovod_wheel.py
+	$(IN_VENV) allstep horovod install --wheel-dir dist

@@ -13,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allstep.common.base.checkout import trainer
 from allstep.common.base.errors import UserError, quote
+from allstep.common.base.version import VERSION
 from allstep.common.process.exit import run_rank
 
 
@@ -39,6 +41,10 @@ COMMANDS = {
     "doctor": Command(
         "allstep.commands.doctor.command",
         "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; print a fix for each fault.",
+    ),
+    "horovod": Command(
+        "allstep.commands.horovod.command",
+        "Build and install Horovod for the frameworks of this environment, or check the installed one.",
     ),
     "launch": Command(
         "allstep.commands.launch.command",
@@ -115,6 +121,9 @@ def call(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return
+    if arguments[0] == "--version":
+        print(f"allstep {VERSION}")
+        return
     name, *rest = arguments
     if name in ALIASES:
         print(f"allstep {name} is now allstep {ALIASES[name]}; the old name goes in the next release", file=sys.stderr)
@@ -126,16 +135,20 @@ def call(arguments: Sequence[str]) -> None:
     importlib.import_module(COMMANDS[name].module).main(rest)
 
 
+def _trainer_line(framework: str) -> str:
+    return " ".join(("python", *trainer(framework)))
+
+
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: allstep COMMAND [FLAGS]     (allstep COMMAND --help lists a command's flags)",
+            "usage: allstep COMMAND [FLAGS]     (allstep COMMAND --help lists a command's flags; --version)",
             "",
             *lines,
             "",
-            "To train: python pytorch/train.py or python tensorflow/train.py, with --help for their flags.",
+            f"To train: {_trainer_line('pytorch')} or {_trainer_line('tensorflow')}, with --help for their flags.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Supported versions of PyTorch, and settings of its precision and determinism."""
+"""Version of PyTorch, and settings of its precision and determinism."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import os
 
 import torch
 
-from allstep.common.cli.strategy_flags import check_version
 from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.framework_version import check_version
 from allstep.common.launch.horovod_build import check_built_for
-
-OLDEST, NEWEST = (2, 9), (2, 14)
-"""Range of supported versions (major, minor); `strategies/ddp.py` handles differences between them."""
 
 
 def prepare(config: TrainConfig) -> None:
     """Configure PyTorch for a run, before any computation.
 
     Raises:
-        UserError: the version is outside the range, or Horovod was built for another version.
+        UserError: the version is older than the tested ones, or Horovod was built for another version.
     """
-    check_version("torch", torch.__version__, OLDEST, NEWEST)
+    check_version("torch", torch.__version__)
     if config.strategy_name == "horovod":
         check_built_for("pytorch", torch.__version__)
     use_tf32 = config.precision == "tf32"

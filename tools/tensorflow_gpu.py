@@ -15,7 +15,9 @@ import os
 import shutil
 from pathlib import Path
 
-from build_horovod import site_packages
+import this_checkout  # noqa: F401  # first: makes allstep.* importable
+
+from allstep.commands.horovod.build import site_packages
 
 FOLDER_NAME = "tensorflow-cuda12"
 

@@ -11,10 +11,13 @@ import sys
 import venv
 from pathlib import Path
 
-from build_horovod import cached_wheel
-from console import CommandFailed, run_logged
-from patch_series import PatchFailed, series
+import this_checkout  # noqa: F401  # first: makes allstep.* importable
 from setup_environment import CONSTRAINTS
+
+from allstep.commands.horovod.build import cached_wheel, site_packages
+from allstep.commands.horovod.logged import CommandFailed, no_progress, run_logged
+from allstep.commands.horovod.patch_series import PatchFailed, series
+from allstep.commands.horovod.target import Target, pinned
 
 
 def make_environment(directory: Path) -> None:
@@ -28,9 +31,14 @@ def make_environment(directory: Path) -> None:
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     log = directory / "setup.log"
     print(f"installing packages and compiling Horovod: several minutes; log: {log}", flush=True)
-    run_logged([*pip, "-r", str(CONSTRAINTS)], log, progress=lambda line: None)
-    wheel = cached_wheel(directory, CONSTRAINTS.read_text(), patches=series(["build"]), gpu=False)
-    run_logged([*pip, "--no-deps", str(wheel)], log, progress=lambda line: None)
+    run_logged([*pip, "-r", str(CONSTRAINTS)], log, progress=no_progress)
+    target = Target(
+        python=directory / "bin" / "python",
+        site_packages=site_packages(directory),
+        versions=pinned(CONSTRAINTS.read_text()),
+    )
+    wheel = cached_wheel(target, patches=series(["build"]))
+    run_logged([*pip, "--no-deps", str(wheel)], log, progress=no_progress)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,12 @@ from allstep.commands.shared.machine import variables
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.commands.shared.scratch import scratch_folder
+from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import Fault, quote
 from allstep.common.base.flag_types import MAX_COUNT, MAX_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.networks import IMAGE_MODELS, MODELS
+from allstep.common.process.requirements import need
 
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 _SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
@@ -67,6 +69,8 @@ def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: in
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write the results; exit with status 1 if a result was wrong or a library failed."""
     flags = _flags(argv)
+    for name in flags.backends:
+        need(BACKENDS[name].packages, by=f"--backends {name}")
     samples: dict[str, list[list[tuple[RankRow, ...]]]] = {name: [] for name in flags.backends}
     missing: dict[str, tuple[str, ...]] = {}
     failures: dict[str, str] = {}
@@ -155,7 +159,7 @@ def launch(
     """
     launcher = start(BACKENDS[name].launcher, num_ranks)
     if shutil.which(launcher[0], path=environment()["PATH"]) is None:
-        raise Fault(f"expected {launcher[0]} on the path, received none; run make setup")
+        raise Fault(f"expected {launcher[0]} on the path, received none; run {setup_command()}")
     wanted = ["copy"] if name == "memcpy" else collectives
     with scratch_folder("collectives") as directory:
         worker = "allstep.commands.collectives.backends.worker"

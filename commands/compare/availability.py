@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from allstep.commands.compare.cells import Cell, strategy_entry, trainers_name
 from allstep.commands.shared.jobs import environment
+from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import Fault
 
 
@@ -30,7 +31,7 @@ def unavailable(
         if reason := reasons[cell.framework].get(trainers_name(cell.strategy)):
             yield cell.id, reason
         elif start.launcher and shutil.which(start.launcher, path=path) is None:
-            yield cell.id, f"expected {start.launcher} on the path, received none; run make setup"
+            yield cell.id, f"expected {start.launcher} on the path, received none; run {setup_command()}"
         elif num_gpus is not None and cell.ranks > num_gpus:
             yield (
                 cell.id,

@@ -48,6 +48,7 @@ from allstep.common.catalog.networks import check_frameworks, check_model, image
 from allstep.common.catalog.strategies import FRAMEWORKS, strategy_names
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.config.data_config import DatasetName
+from allstep.common.process.requirements import need_frameworks
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
@@ -89,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_frameworks(model, flags.frameworks)
         for framework in flags.frameworks:
             check_model(model, framework)
+    need_frameworks(flags.frameworks, by="allstep compare")
     what = flags.models, flags.batch_sizes, flags.precisions
     compilations = (False, True) if flags.compile else (False,)
     cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what, compilations=compilations)

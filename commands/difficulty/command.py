@@ -22,6 +22,7 @@ from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.exit import run_rank
+from allstep.common.process.requirements import need_frameworks
 from allstep.common.training.hooks import Hook
 from allstep.common.training.start import start
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--framework", type=one_of(*FRAMEWORKS), default=FRAMEWORKS[0], metavar="NAME")
     parser.add_argument("--output", type=output_file, required=True, metavar="FILE", help="an .npy file")
     flags, trainer_flags = parser.parse_known_args(argv)
+    need_frameworks([flags.framework], by="allstep difficulty")
     train = importlib.import_module(f"allstep.{flags.framework}.train")
     if session := train.session(*start(train.strategies, trainer_flags), [WriteLosses(flags.output)]):
         session.train()

@@ -18,9 +18,9 @@ def check_software(software: Software, here: Software, here_name: str) -> list[F
     findings = []
     if software.python != here.python:
         found = f"Python {software.python}, and {here.python} on {here_name}"
-        findings.append(fault("python", found, "run make setup with the same Python on every host"))
+        findings.append(fault("python", found, "have the same Python on every host"))
     if unlike := differences(software.packages, here.packages):
-        fix = "run make setup on every host from the same checkout"
+        fix = "install the same versions on every host, in a checkout by make setup"
         findings.append(fault("packages", f"{several(unlike)} on {here_name}", fix))
     if unlike := [name for name in here.sources if software.sources.get(name) != here.sources[name]]:
         commit = f" (commit {software.commit[:10]})" if software.commit and software.commit != here.commit else ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
+from allstep.commands.doctor.launchers import find_mpirun
 from allstep.commands.hosts.command import Host, to_list
 from allstep.common.base.terminal import quoted
 from allstep.common.files import strict_json
@@ -40,7 +41,9 @@ class Measurement:
 def measure(hosts: Sequence[Host]) -> Measurement | str:
     """Run an all-reduce over the slots of hosts; if it fails, return the reason in one line."""
     num_ranks = sum(host.slots for host in hosts)
-    command = [f"{sys.prefix}/bin/mpirun", "--allow-run-as-root", "--timeout", str(_SECONDS), "--bind-to", "none"]
+    if (mpirun := find_mpirun()) is None:
+        return "there is no mpirun"
+    command = [mpirun, "--allow-run-as-root", "--timeout", str(_SECONDS), "--bind-to", "none"]
     command += ["-np", str(num_ranks), "-H", to_list(hosts)]
     command += [sys.executable, "-m", "allstep.commands.doctor.all_reduce_rank"]
     result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)

@@ -5,12 +5,14 @@ This process imports neither framework: each is imported by its own process (`in
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
+from allstep.common.base.checkout import extra_command, setup_command
 from allstep.common.catalog.strategies import TITLES
 from allstep.common.files import strict_json
 from allstep.common.files.records import from_json
@@ -18,6 +20,8 @@ from allstep.common.launch.horovod_build import HorovodBuild, read_build
 from allstep.common.process.installation import Installation
 
 _SECONDS = 60
+_PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow"}
+_NOT_INSTALLED = "not installed"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ def read() -> Frameworks:
 
 
 def _ask(framework: str) -> Installation | str:
+    if importlib.util.find_spec(_PACKAGES[framework]) is None:
+        return _NOT_INSTALLED
     command = [sys.executable, "-m", f"allstep.{framework}.installation"]
     try:
         result = subprocess.run(command, capture_output=True, timeout=_SECONDS)
@@ -57,25 +63,30 @@ def check(facts: Frameworks) -> list[Finding]:
     """Return a finding for each framework, and one for Horovod's features."""
     found = [_check_one(name, facts) for name in TITLES]
     if facts.horovod is None:
-        return [*found, fault("horovod", "not installed", "run make setup")]
+        return [*found, fault("horovod", "not installed; other strategies need none", f"run {setup_command()}")]
     features = ", ".join(facts.horovod.features)
     num_gpus = max((one.num_gpus for one in facts.installed.values()), default=0)
     if num_gpus and "NCCL" not in facts.horovod.features:
-        found.append(warning("horovod", f"built with {features}, without NCCL for the GPUs", "run make setup GPU=1"))
+        fix = f"run {setup_command(gpu=True)}"
+        found.append(warning("horovod", f"built with {features}, without NCCL for the GPUs", fix))
     else:
         found.append(ok("horovod", f"built with {features}"))
     return found
 
 
 def _check_one(name: str, facts: Frameworks) -> Finding:
+    if facts.errors.get(name) == _NOT_INSTALLED:
+        # A user may want one framework alone.
+        level = warning if facts.installed else fault
+        return level(name, f"{TITLES[name]} is not installed", f"run {extra_command(name)}")
     if name in facts.errors:
-        return fault(name, f"cannot be imported: {facts.errors[name]}", "run make setup")
+        return fault(name, f"cannot be imported: {facts.errors[name]}", f"run {extra_command(name)}")
     one = facts.installed[name]
     built_for = facts.horovod.versions.get(name) if facts.horovod else None
     if facts.horovod and built_for != one.version:
         received = f"was built for {built_for}" if built_for else "was built without it"
-        return fault(name, f"{TITLES[name]} {one.version}, but Horovod {received}", "run make setup")
+        return fault(name, f"{TITLES[name]} {one.version}, but Horovod {received}", f"run {setup_command()}")
     if one.horovod_error:
-        return fault(name, f"Horovod cannot be imported for it: {one.horovod_error}", "run make setup")
+        return fault(name, f"Horovod cannot be imported for it: {one.horovod_error}", f"run {setup_command()}")
     built = f"for CUDA {one.cuda}" if one.cuda else "for CPUs"
     return ok(name, f"{TITLES[name]} {one.version} {built}, and Horovod built for it")

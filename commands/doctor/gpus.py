@@ -11,6 +11,7 @@ from pathlib import Path
 from allstep.commands.doctor.finding import Finding, fault, ok, several, warning
 from allstep.commands.doctor.frameworks import Frameworks, Installation
 from allstep.commands.doctor.reading import run_output
+from allstep.common.base.checkout import setup_command
 from allstep.common.catalog.strategies import TITLES
 from allstep.common.process.gpu_libraries import loaded_twice
 
@@ -94,7 +95,7 @@ def _check_framework(name: str, one: Installation, facts: Gpus) -> list[Finding]
     assert facts.driver  # the caller has checked it
     title, oldest = TITLES[name], _OLDEST_DRIVERS.get((one.cuda or "").partition(".")[0])
     if one.cuda is None:
-        return [warning(name, f"{title} is built for CPUs, and there are GPUs", "run make setup GPU=1")]
+        return [warning(name, f"{title} is built for CPUs, and there are GPUs", f"run {setup_command(gpu=True)}")]
     if oldest and int(facts.driver.partition(".")[0]) < oldest:
         found = f"{title} needs driver {oldest} or newer for CUDA {one.cuda}, and there is {facts.driver}"
         return [fault("driver", found, f"install driver {oldest} or newer")]
@@ -104,7 +105,7 @@ def _check_framework(name: str, one: Installation, facts: Gpus) -> list[Finding]
     findings = []
     if twice := loaded_twice(one.libraries):
         library, paths = next(iter(twice.items()))
-        fix = "leave one of them out of LD_LIBRARY_PATH, or run make setup"
+        fix = "leave one of them out of LD_LIBRARY_PATH, or install the framework anew"
         findings.append(fault(f"{name} libraries", f"loads {library} twice: {' and '.join(paths)}", fix))
     files = [f"{library} {one.libraries[library][0]}" for library in _LIBRARIES if library in one.libraries]
     if files:

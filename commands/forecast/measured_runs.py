@@ -20,6 +20,7 @@ from allstep.commands.forecast.validation import Checked
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, Row
 from allstep.commands.shared.records.runs import FILE, read_events
+from allstep.common.base.checkout import trainer
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 from allstep.common.files.schema import Mismatch, brief
@@ -27,7 +28,7 @@ from allstep.common.files.schema import Mismatch, brief
 CPU_CONTENTION = 1.0
 """Contention on CPUs, where ranks reduce with the cores that backward would use."""
 STRATEGIES = {
-    # A rank that awaits the last gradient skips the cycle (tools/horovod_patches/better, awaited-cycles).
+    # A rank that awaits the last gradient skips the cycle (commands/horovod/patches/better, awaited-cycles).
     "horovod": ("mpi4py", Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)),
     "ddp": ("torch-gloo", Fusion(25 * MIB, 0.0, buckets=True)),
     "multi-worker-mirrored": ("tf-distribute", Fusion(0, 0.0)),
@@ -99,7 +100,7 @@ def read_run(directory: Path) -> MeasuredRun:
         raise UserError(
             f"expected a run of an epoch at least with the same batch on each rank, received {len(rates)} epochs with "
             f"{start.global_batch_size} samples on {start.world_size} ranks in {path}; train one by "
-            "`python pytorch/train.py --output-dir DIR`"
+            f"`python {' '.join(trainer('pytorch'))} --output-dir DIR`"
         )
     warm = rates[1:] or rates
     measured = [epoch.gradient_noise_scale for epoch in events.epochs if epoch.gradient_noise_scale]

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 
+from allstep.common.base.checkout import trainer
 from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import Parser
 from allstep.common.base.terminal import quoted
@@ -218,23 +219,24 @@ def topology(hosts: Sequence[Host]) -> str:
 
 def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
     """Return the commands that start the PyTorch trainer on `hosts`, by launcher; torchrun needs one on each host."""
-    num_ranks, trainer = str(sum(host.slots for host in hosts)), ("python", "pytorch/train.py")
+    num_ranks, program = str(sum(host.slots for host in hosts)), trainer("pytorch")
+    python = ("python", *program)
     on_hosts = ("-np", num_ranks, "-H", to_list(hosts))
     lines = {
-        "horovodrun, MPI": ("horovodrun", *on_hosts, *trainer),
-        "horovodrun, Gloo": ("horovodrun", "--gloo", *on_hosts, *trainer),
+        "horovodrun, MPI": ("horovodrun", *on_hosts, *python),
+        "horovodrun, Gloo": ("horovodrun", "--gloo", *on_hosts, *python),
         # With -x, ranks on other hosts find the python that is first on the PATH here.
-        "mpirun": ("mpirun", *on_hosts, "--bind-to", "none", "-x", "PATH", *trainer),
+        "mpirun": ("mpirun", *on_hosts, "--bind-to", "none", "-x", "PATH", *python),
     }
     ddp = ("--strategy", "ddp")
     if len({host.slots for host in hosts}) == 1:  # srun starts the same number of tasks on all hosts
         nodes = ("--nodelist", compress([host.name for host in hosts]), "--ntasks-per-node", str(hosts[0].slots))
-        lines["srun"] = ("srun", *nodes, "--ntasks", num_ranks, *trainer, *ddp)
+        lines["srun"] = ("srun", *nodes, "--ntasks", num_ranks, *python, *ddp)
     for number, host in enumerate(hosts):
         meet = ("--master-addr", hosts[0].name, "--master-port", str(MASTER_PORT))
         nodes = ("--nnodes", str(len(hosts)), "--node-rank", str(number), *meet) if hosts[1:] else ("--standalone",)
         nodes = (*nodes, "--nproc-per-node", str(host.slots))
-        lines[f"torchrun on {host.name}"] = ("torchrun", *nodes, "pytorch/train.py", *ddp)
+        lines[f"torchrun on {host.name}"] = ("torchrun", *nodes, *program, *ddp)
     return {launcher: shlex.join(words) for launcher, words in lines.items()}
 
 

@@ -27,8 +27,10 @@ from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import Kind, Parser, one_of, whole, wrong
 from allstep.common.cli.command_line import read_files
 from allstep.common.launch.variables import MAX_PER_HOST, MAX_RANKS
+from allstep.common.process.requirements import need
 
 _TRAINERS = ("pytorch/train.py", "tensorflow/train.py")
+_MODULES = {f"allstep.{name.removesuffix('.py').replace('/', '.')}": name for name in _TRAINERS}
 # None of these characters has a meaning in a shell, or for Slurm in a line of options.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,200}"
 _EACH = rf"([a-z][a-z0-9-]*)=({_NAME})"
@@ -108,6 +110,11 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
     known = f"{' or '.join(_TRAINERS)} with its flags, or a command of allstep"
     if not command:
         raise UserError(f"expected {known} after --, received nothing; write -- and the command")
+    command = list(command)
+    if command[0] == "python":
+        command = command[1:] or [""]
+    if command[0] == "-m" and len(command) > 1 and command[1] in _MODULES:
+        command = [_MODULES[command[1]], *command[2:]]
     trains = command[0].endswith(_TRAINERS)
     if not trains and command[0] != "allstep":
         raise UserError(f"expected {known} after --, received {quote(command[0])}; give one of these")
@@ -119,9 +126,12 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
         )
     if flags.each and f"--{flags.each.flag}" in names:
         raise UserError(f"expected --{flags.each.flag} in --each or in the command, received both; give one of them")
-    rest, output_dir = _without(list(command), "--output-dir")
+    rest, output_dir = _without(command, "--output-dir")
     if not output_dir:
         raise UserError("expected --output-dir in the command, received none; name the folder from which it goes on")
+    by_mpi = trains and _runs_horovod(rest)
+    if by_mpi:
+        need(["horovod"], by="--strategy horovod")
     given = {"job-name": flags.job_name, "time": flags.time, "partition": flags.partition, "account": flags.account}
     return BatchJob(
         command=tuple(rest),
@@ -132,7 +142,7 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
         cpus_per_rank=flags.cpus_per_rank,
         gpus=flags.gpus,
         launcher=flags.launcher,
-        by_mpi=trains and _runs_horovod(rest),
+        by_mpi=by_mpi,
         options={name: value for name, value in given.items() if value},
         each=flags.each,
     )

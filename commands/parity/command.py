@@ -49,6 +49,7 @@ from allstep.common.base.errors import Fault
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, one_of, whole
 from allstep.common.catalog.networks import check_frameworks, model_name
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES, strategy_names
+from allstep.common.process.requirements import need_frameworks
 
 SYNCHRONOUS = strategy_names(synchronous=True)
 # 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
@@ -118,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="device of the runs")
     flags = parser.parse_args(argv)
+    names = flags.strategies or ("horovod",)
+    need_frameworks(flags.frameworks, horovod=bool({"horovod", "all"} & set(names)), by="allstep parity")
     if flags.bits:
         names = flags.strategies or SYNCHRONOUS
         bits.prove(

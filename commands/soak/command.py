@@ -53,6 +53,7 @@ from allstep.commands.soak.resume_check import (
 )
 from allstep.commands.soak.training import Training, last_step
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, number, one_of, whole
+from allstep.common.process.requirements import need_frameworks
 
 OF_TORCHRUN = ("ddp", "fsdp")
 HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
@@ -100,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"expected --strategies {','.join(OF_TORCHRUN)} with --frameworks pytorch, without --bed, received "
             f"{','.join(flags.strategies)} with {','.join(flags.frameworks)}{' and --bed' if flags.bed else ''}"
         )
+    need_frameworks(flags.frameworks, horovod="horovod" in flags.strategies, by="allstep soak")
     if flags.elastic:
         try:
             for framework, strategy in itertools.product(flags.frameworks, flags.strategies):

@@ -27,6 +27,7 @@ from allstep.common.base.terminal import warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.process.exit import run_rank
+from allstep.common.process.requirements import need_frameworks
 
 _MAX_AT_ONCE = 8  # each takes over half a gigabyte, also of a GPU's memory
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags, trainer_flags = _parser().parse_known_args(argv)
     name, description = read_description(flags.study)
     matrix = variants(description, flags.framework, trainer_flags)
+    by_horovod = any(one.strategy == "horovod" for one in matrix)
+    need_frameworks({one.framework for one in matrix}, horovod=by_horovod, by="allstep study")
     # So that jobs, which have sessions of their own, end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     max_ranks = max(variant.num_ranks for variant in matrix)

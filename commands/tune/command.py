@@ -38,6 +38,7 @@ from allstep.common.files.disk import write_atomically
 from allstep.common.files.writable import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.exit import run_rank
+from allstep.common.process.requirements import need_frameworks
 from allstep.common.training.steps_in_flight import DIVERGED
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _DEFAULT_SECONDS = 24 * 3600.0
 
 def main(argv: Sequence[str] | None = None) -> None:
     flags, trainer_flags = _parser().parse_known_args(argv)
+    need_frameworks([flags.framework], by="allstep tune")
     space = read_space(flags.space)
     _check(flags.framework, trainer_flags, space)
     try:

@@ -81,7 +81,7 @@ def flag_names(parser: argparse.ArgumentParser) -> Iterable[str]:
 def wait_without_polling(service: Any) -> None:
     """Make a Horovod service sleep until there is a request, and run until the process ends.
 
-    Horovod's services check fifty times a second whether to end (tools/horovod_patches/better/0043), and each check
+    Horovod's services check fifty times a second whether to end (commands/horovod/patches/better/0043), and each check
     takes Python's interpreter lock from the training thread.
     """
     service._server.shutdown()

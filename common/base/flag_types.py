@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from allstep.common.base.checkout import with_trainers_here
 from allstep.common.base.compat import flag_names, take_for_values
 from allstep.common.base.errors import UserError, quote
 
@@ -159,6 +160,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str | None, description: str | None, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
+        description = description and with_trainers_here(description)
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, **options)
         # Without this, argparse accepts -1 and -0.5 as values, but takes -1e-3, -inf and -nan for flags.
         take_for_values(self, r"-(\d|\.\d|inf|nan)")

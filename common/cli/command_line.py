@@ -71,7 +71,7 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
     if unknown:
         parser.refuse(unknown[0], ["--config", *map("--{}".format, defaults)])
     if config.strategy is None:
-        config = dataclasses.replace(config, strategy=default_strategy(placement))
+        config = dataclasses.replace(config, strategy=default_strategy(placement, strategies))
     validate(config, strategies, placement)
     return config
 

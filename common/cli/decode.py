@@ -25,7 +25,7 @@ def check_decode(config: TrainConfig, framework: str) -> None:
     if framework == "tensorflow":
         raise UserError(
             "expected --decode cpu in TensorFlow, which has no decoder of JPEG files on GPUs, received gpu; leave it "
-            "out, or train with pytorch/train.py"
+            "out, or train with PyTorch"
         )
     if data.dataset != "image-folder":
         raise UserError(f"expected --dataset image-folder with --decode gpu, received {data.dataset}; leave one out")

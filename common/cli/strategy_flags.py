@@ -89,21 +89,6 @@ def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy h
         )
 
 
-def check_version(package: str, version: str, oldest: tuple[int, int], newest: tuple[int, int]) -> None:
-    """Refuse an unsupported version of a framework.
-
-    Args:
-        oldest, newest: major and minor number of the supported versions.
-
-    Raises:
-        UserError: the version is not supported; the message names the range.
-    """
-    found = tuple(map(int, version.split(".")[:2]))
-    if not oldest <= found <= newest:
-        first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
-        raise UserError(f"expected {package} {first} to {last}, received {version}; install one of these")
-
-
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], placement: Placement) -> None:
     """Print each strategy and whether this machine can run it, for --list-strategies.
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.version import VERSION
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.variables import read_num_threads
 
@@ -16,9 +17,10 @@ _LIBRARIES = ("torch", "tensorflow", "keras", "threads", "processor")
 
 
 def describe(config: TrainConfig, versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of a worker's libraries, and with --slices also a rank's threads and processor."""
+    """Return allstep's version and those of a worker's libraries, with --slices also a rank's threads and processor."""
+    versions = {"allstep": VERSION, **versions}
     if not config.parallel.slices:
-        return dict(versions)
+        return versions
     return {**versions, "threads": str(read_num_threads(os.environ) or 1), "processor": processor()}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import print_line
 from allstep.common.launch.placement import Placement
@@ -23,6 +24,10 @@ class HorovodBuild:
     """Versions that it was compiled for, by framework: pytorch, tensorflow."""
     features: tuple[str, ...]
     """Communication libraries in the build, among MPI, Gloo and NCCL."""
+    patches: tuple[str, ...] = ()
+    """Patches of allstep in it; none in a Horovod of another source."""
+    built_for: dict[str, str] = field(default_factory=dict)
+    """Distributions that it needs in exactly one version."""
 
 
 def read_build() -> HorovodBuild | None:
@@ -30,9 +35,12 @@ def read_build() -> HorovodBuild | None:
     found = importlib.util.find_spec("horovod")
     if found is None or found.origin is None:
         return None
-    built = json.loads(Path(found.origin).with_name("metadata.json").read_text())
+    record = Path(found.origin).with_name("metadata.json")
+    built = json.loads(record.read_text()) if record.exists() else {}
     versions = {name: built[name] for name in ("pytorch", "tensorflow") if name in built}
-    return HorovodBuild(versions, tuple(name for key, name in _FEATURES.items() if built.get(key)))
+    features = tuple(name for key, name in _FEATURES.items() if built.get(key))
+    ours = built.get("allstep", {})
+    return HorovodBuild(versions, features, tuple(ours.get("patches", ())), ours.get("built_for", {}))
 
 
 def check_built_for(framework: str, version: str) -> None:
@@ -47,11 +55,11 @@ def check_built_for(framework: str, version: str) -> None:
     """
     build = read_build()
     if build is None:
-        raise UserError("expected Horovod, received an environment without it; run make setup")
+        raise UserError(f"expected Horovod, received an environment without it; run {setup_command()}")
     built_for = build.versions.get(framework)
     if built_for != version:
         received = f"one built for {built_for}" if built_for else "one built without it"
-        raise UserError(f"expected Horovod built for {framework} {version}, received {received}; run make setup")
+        raise UserError(f"expected Horovod built for {framework} {version}, received {received}; run {setup_command()}")
 
 
 def usable_gpus(num_gpus: int, wanted: str, placement: Placement) -> int:
@@ -70,12 +78,13 @@ def usable_gpus(num_gpus: int, wanted: str, placement: Placement) -> int:
         return num_gpus
     if wanted == "cuda":
         raise UserError(
-            "expected Horovod with NCCL for --device cuda, received one built for CPUs; run make setup GPU=1, or give "
-            "--device cpu or another --strategy"
+            "expected Horovod with NCCL for --device cuda, received one built for CPUs; run "
+            f"{setup_command(gpu=True)}, or give --device cpu or another --strategy"
         )
     if placement.rank == 0:
         print_line(
-            "allstep: training on the CPU: Horovod is built for CPUs here; make setup GPU=1 builds it for GPUs",
+            "allstep: training on the CPU: Horovod is built for CPUs here; "
+            f"{setup_command(gpu=True)} builds it for GPUs",
             sys.stderr,
         )
     return 0

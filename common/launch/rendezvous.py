@@ -112,7 +112,7 @@ def _through_store(text: str, placement: Placement, address: tuple[str, int]) ->
 
 
 def _sign(*parts: object) -> str:
-    """Return the signature for Horovod's store (tools/horovod_patches/correct, ranks-sign-requests)."""
+    """Return the signature for Horovod's store (commands/horovod/patches/correct, ranks-sign-requests)."""
     key = os.environ.get("HOROVOD_JOB_KEY", "").encode()
     return hmac.new(key, "\n".join(map(str, parts)).encode(), "sha256").hexdigest()
 

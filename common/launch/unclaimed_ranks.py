@@ -6,9 +6,10 @@ for is an error.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import quoted
@@ -51,8 +52,14 @@ def check_alone(
             raise UserError(f"expected {expected}, received {received}; {remedy}")
 
 
-def default_strategy(placement: Placement, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the default of `--strategy`."""
+def default_strategy(placement: Placement, strategies: Collection[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return the default of `--strategy`: Horovod on several ranks, or DDP under torchrun if Horovod is not installed.
+
+    Args:
+        strategies: names of the framework's strategies.
+    """
+    if placement.launcher == "torchrun" and "ddp" in strategies and importlib.util.find_spec("horovod") is None:
+        return "ddp"
     return "horovod" if placement.launcher or _allocated_tasks(environ) > 1 else "single"
 
 

@@ -23,6 +23,7 @@ from allstep.common.base.terminal import print_line
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
 from allstep.common.process.output import ending_output
 from allstep.common.process.parent_watchdog import wait_until_orphaned
+from allstep.common.process.requirements import missing_package
 
 EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
@@ -51,7 +52,7 @@ def run_rank(main: Callable[[], None]) -> None:
         threading.Thread(target=_leave_with_launcher, name=WATCH, args=(placement, os.getppid()), daemon=True).start()
     try:
         with ending_output():
-            main()
+            _call(main)
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if placement.rank == 0 else "")
     except UserError as error:
@@ -66,6 +67,16 @@ def run_rank(main: Callable[[], None]) -> None:
         time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else placement.rank))
         cause_line = str(error) if isinstance(error, Fault) else summary(error)
         leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {rank_name(placement)} stopped: {cause_line}")
+
+
+def _call(main: Callable[[], None]) -> None:
+    """Call `main`; a missing package of an extra, or a missing Horovod, is the user's mistake."""
+    try:
+        main()
+    except ModuleNotFoundError as error:
+        if line := missing_package(error):
+            raise UserError(line) from None
+        raise
 
 
 def is_consequence(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.version import VERSION
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.checkpoint.state import described
 from allstep.common.config.train_config import TrainConfig
@@ -341,7 +342,7 @@ def _report_start(
         launcher=placement.launcher,
         world_size=placement.world_size,
         local_size=placement.local_size,
-        versions={"python": platform.python_version(), **worker.versions()},
+        versions={"allstep": VERSION, "python": platform.python_version(), **worker.versions()},
         global_batch_size=schedule.global_batch_size,
         parameter_count=sum(array.size for array in worker.export_weights().values()),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from allstep.common.process.requirements import missing_package
+
 if TYPE_CHECKING:
     from allstep.pytorch.session import Session
     from allstep.pytorch.user_loop import check_replicas, shard, watch
@@ -18,4 +20,10 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'user_loop')}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'user_loop')}")
+    except ModuleNotFoundError as error:
+        if line := missing_package(error):
+            raise ImportError(line) from None
+        raise
+    return getattr(module, name)

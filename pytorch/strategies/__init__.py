@@ -8,6 +8,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+from allstep.common.base.checkout import extra_command, setup_command
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.networks import max_stages
@@ -97,13 +98,13 @@ def create(config: TrainConfig, placement: Placement) -> Strategy:
 def availability(name: str) -> str | None:
     """Why this machine cannot run the strategy of that name, or None where it can."""
     if importlib.util.find_spec("torch") is None:
-        return "PyTorch is not installed: run make setup"
+        return f"PyTorch is not installed: run {extra_command('pytorch')}"
     if name == "horovod":
         try:
             with uncollected():
                 import horovod.torch  # noqa: F401
         except ImportError as error:
-            return f"Horovod is not installed, or not built for this PyTorch: run make setup ({error})"
+            return f"Horovod is not installed, or not built for this PyTorch: run {setup_command()} ({error})"
     if name in ("ddp", "fsdp", "model-parallel"):
         with uncollected():
             import torch.distributed

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from allstep.common.base.checkout import extra_command, setup_command
 from allstep.common.base.errors import UserError, summary
 from allstep.common.catalog import strategies as registry
 from allstep.common.cli.strategy_flags import check_flags, check_launcher_of_horovod, check_one_process
@@ -94,12 +95,13 @@ def create(config: TrainConfig, placement: Placement) -> Strategy:
 def availability(name: str) -> str | None:
     """Why this machine cannot run the strategy of that name, or None where it can."""
     if importlib.util.find_spec("tensorflow") is None:
-        return "TensorFlow is not installed: run make setup"
+        return f"TensorFlow is not installed: run {extra_command('tensorflow')}"
     if name == "horovod":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
             with lean_import():
                 import horovod.tensorflow  # noqa: F401
         except ImportError as error:
-            return f"Horovod is not installed, or not built for this TensorFlow: run make setup ({summary(error)})"
+            reason = summary(error)
+            return f"Horovod is not installed, or not built for this TensorFlow: run {setup_command()} ({reason})"
     return None

@@ -339,7 +339,7 @@ def test_the_hmac_of_the_ranks_is_python_s(tmp_path):
     """Oracle: hashlib and hmac, for all lengths around the block size of 64 bytes."""
     (tmp_path / "main.cc").write_text(
         "#include <algorithm>\n#include <iostream>\n"
-        f'#include "{REPOSITORY}/tools/horovod_patches/inserted/hmac_sha256.h"\n'
+        f'#include "{REPOSITORY}/commands/horovod/patches/inserted/hmac_sha256.h"\n'
         "using namespace horovod::common;\n"
         "int main() { for (int n = 0; n < 200; ++n) { std::string text(n, char(255 - n));\n"
         'std::cout << Hex(Sha256(text)) << " " << HmacSha256("key", text) << "\\n"; } }\n'

@@ -19,7 +19,8 @@ def tree(folder: Path) -> None:
     """Copy the files that `make setup` needs."""
     for name in ("Makefile", "setup.cfg", "pyproject.toml", *REPOSITORY.glob("constraints*.txt")):
         shutil.copy(REPOSITORY / name, folder)
-    shutil.copytree(REPOSITORY / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tools", "common", "commands"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def tree_with(name: str, content: str):

@@ -23,8 +23,9 @@ def tree(tmp_path):
     """Return a copy of the files that `make setup` needs."""
     for name in ("Makefile", "setup.cfg", "pyproject.toml", *REPOSITORY.glob("constraints*.txt")):
         shutil.copy(REPOSITORY / name, tmp_path)
-    shutil.copytree(REPOSITORY / "tools", tmp_path / "tools")
-    with (tmp_path / "tools" / "prerequisites.py").open("a") as file:
+    for name in ("tools", "common", "commands"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "commands" / "horovod" / "prerequisites.py").open("a") as file:
         file.write("\nPACKAGES_GB = TENSORFLOW_GPU_GB = 0\n")  # this machine may have less room than packages take
     return tmp_path
 

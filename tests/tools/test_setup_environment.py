@@ -1,24 +1,18 @@
-"""Steps, record and log of `make setup`, with made-up steps. Oracle: the steps that ran."""
+"""Steps and record of `make setup`, with made-up steps. Oracle: the steps that ran."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
-from pathlib import Path
 
-import build_horovod
-import console
-import patch_series
 import pytest
 import setup_environment
 import tensorflow_gpu
-from gpu_choice import Driver
 from setup_environment import Step, fingerprints, set_up
+
+from allstep.commands.horovod import build
+from allstep.commands.horovod.gpu_choice import Driver
 
 pytestmark = pytest.mark.launch
 
@@ -134,7 +128,7 @@ def test_an_environment_for_gpus_is_not_made_of_one_for_cpus():
 
 def test_tensorflow_s_folder_leaves_nvidia_s_packages_a_namespace(tmp_path):
     """The folder looks as pip leaves it. Oracle: Python itself, with the .pth file."""
-    site, folder = build_horovod.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
+    site, folder = build.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
     parts = [site / "nvidia" / "nccl", site / "nvidia" / "cudnn", folder / "nvidia" / "cudnn", folder / "bin"]
     libraries = [folder / "nvidia" / name / "lib" for name in ("cublas", "cusolver")]
     for part in (*parts, *libraries):
@@ -166,119 +160,3 @@ def test_fingerprints_depend_on_the_order_and_the_bounds_of_texts():
     assert prints("ab", "c") != prints("a", "bc")
     assert prints("a", "b")[0] == prints("a", "c")[0]
     assert prints("a", "b")[1] != prints("c", "b")[1]
-
-
-def test_the_recipe_depends_on_versions_and_kind_only():
-    constraints, patches = setup_environment.CONSTRAINTS.read_text(), patch_series.series()
-    recipe = build_horovod.recipe(constraints, patches, gpu=False)
-    assert build_horovod.recipe(constraints + "\n# a comment\nrich==1.0\n", patches, gpu=False) == recipe
-    assert build_horovod.recipe(constraints.replace("torch==2", "torch==1"), patches, gpu=False) != recipe
-    assert build_horovod.recipe(constraints, patches, gpu=True) != recipe
-
-
-def test_a_wheel_is_named_after_what_its_patches_change():
-    def name(patches: list[patch_series.Patch]) -> str:
-        return build_horovod.build_name("torch==2.0\n", patches, gpu=False)
-
-    first, *others = patch_series.series()
-    shifted = dataclasses.replace(first.hunks[0], start=first.hunks[0].start + 1)
-    other_words = [dataclasses.replace(first, name="0000-other.patch", header="Other words"), *others]
-    assert name(other_words) == name([first, *others])
-    assert name(others) != name([first, *others])
-    assert name([*others, first]) != name([first, *others])
-    assert name([dataclasses.replace(first, hunks=[shifted, *first.hunks[1:]]), *others]) != name([first, *others])
-
-
-def test_a_wheel_is_named_after_the_inserted_texts(monkeypatch):
-    before = build_horovod.build_name("", [], gpu=False)
-    monkeypatch.setattr(build_horovod, "inserted", lambda: {"checks.py": ""})
-    assert build_horovod.build_name("", [], gpu=False) != before
-
-
-def test_open_mpi_parameters_are_written_once_and_keep_other_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(setup_environment, "ENVIRONMENT", tmp_path)
-    file = tmp_path / "etc" / "openmpi-mca-params.conf"
-    file.parent.mkdir()
-    file.write_text("# a comment\nbtl = self,tcp\nmpi_yield_when_idle = 0\n")
-    for _ in range(2):
-        setup_environment.write_open_mpi_parameters()
-        lines = file.read_text().splitlines()
-        assert lines[:2] == ["# a comment", "btl = self,tcp"]
-        assert lines[2:] == [f"{k} = {v}" for k, v in setup_environment.OPEN_MPI_PARAMETERS.items()]
-
-
-def test_a_failed_command_shows_the_tail_of_its_log(tmp_path):
-    log = tmp_path / "log"
-    program = "for i in range(100): print('line', i)\nraise SystemExit(3)"
-    with pytest.raises(console.CommandFailed) as caught:
-        console.run_logged([sys.executable, "-c", program], log, progress=lambda line: None)
-    assert "line 99" in str(caught.value)
-    assert "line 1\n" not in str(caught.value)
-    assert "status 3" in str(caught.value)
-    assert str(log) in str(caught.value)
-    assert "line 1\n" in log.read_text()
-
-
-def test_interrupting_kills_the_command_and_its_children(tmp_path):
-    pid_file = tmp_path / "pid"
-
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        command = ["sh", "-c", f"sleep 600 & echo $! > {pid_file}; echo started; wait"]
-        console.run_logged(command, tmp_path / "log", progress=interrupt)
-    assert is_gone(int(pid_file.read_text()))
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether the process ends within 10 s; a killed one may stay for a moment until init has reaped it."""
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    return False
-
-
-def test_progress_is_cmake_s_percentage_in_steps_of_five():
-    percentage = build_horovod._Percentage()
-    lines = ["[  1%] Building", "cc -o x", "[  4%] Building", "[  5%] Building", "[ 50%] Linking"]
-    quote = [percentage(line) for line in lines]
-    assert quote == ["building Horovod: 1%", None, None, "building Horovod: 5%", "building Horovod: 50%"]
-
-
-def test_the_second_of_two_builds_waits_for_the_first(tmp_path, capsys):
-    lock = tmp_path / "name" / "lock"
-    program = (
-        "import sys; from pathlib import Path; from build_horovod import _locked\n"
-        "with _locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(lock)]
-    tools = str(Path(build_horovod.__file__).parent)
-    env = os.environ | {"PYTHONPATH": tools}
-    first = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert first.stdout.readline() == "held\n"
-    second_has_it = threading.Event()
-
-    def second() -> None:
-        with build_horovod._locked(lock):
-            second_has_it.set()
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    printed = ""
-    for _ in range(100):
-        printed += capsys.readouterr().out
-        if "waiting for it" in printed:
-            break
-        time.sleep(0.1)
-    assert "waiting for it" in printed
-    assert not second_has_it.is_set()
-    first.communicate("")
-    thread.join(timeout=10)
-    assert second_has_it.is_set()

@@ -38,6 +38,8 @@ class Library:
     """Name of the class in that module."""
     launcher: str
     """Key in `harness.launchers.LAUNCHERS`."""
+    packages: tuple[str, ...] = ()
+    """Packages that it needs, by their import names."""
     is_horovod: bool = False
     """Whether this is Horovod, in either framework: settings are recommended from its times."""
 
@@ -45,10 +47,12 @@ class Library:
 BACKENDS = {
     "memcpy": Library("memcpy", "Memcpy", "mpirun"),
     "mpi4py": Library("mpi", "Mpi", "mpirun"),
-    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", is_horovod=True),
-    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", is_horovod=True),
-    "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun"),
-    "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi"),
+    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", ("torch", "horovod"), is_horovod=True),
+    "horovod-tensorflow": Library(
+        "horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", ("tensorflow", "horovod"), is_horovod=True
+    ),
+    "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun", ("torch",)),
+    "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi", ("tensorflow", "horovod")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Run a long command for `make setup`: every line goes to a log, a short progress line to the terminal."""
+"""Run a long command of an installation: every line goes to a log, a short progress line to the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from allstep.common.base.errors import UserError
+
 LOG_TAIL_LINES = 30
 
 
-class SetupError(Exception):
-    """Error that the user can fix, in one line; `make setup` ends with exit status 2."""
-
-
 class CommandFailed(Exception):
-    """A failed command of the set-up; the message has the end of its log. `make setup` ends with exit status 1."""
+    """A failed command; the message has the end of its log. The installation ends with exit status 1."""
 
 
 def run_logged(
@@ -34,10 +32,10 @@ def run_logged(
     """Run `command`, append its output to `log`, and print what `progress` returns for each line unless it is None.
 
     The command gets its own process group, which is killed upon an interruption, so that no process of an
-    aborted set-up writes into the next one.
+    aborted installation writes into the next one.
 
     Raises:
-        SetupError: the command failed since the disk is full, or the package index does not answer.
+        UserError: the command failed since the disk is full, or the package index does not answer.
         CommandFailed: the command failed for another reason.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -68,16 +66,20 @@ def run_logged(
     if status != 0:
         output = log.read_bytes()[start:].decode(errors="replace")
         if cause := diagnosis(output):
-            raise SetupError(f"{cause}; the whole log is {log}")
+            raise UserError(f"{cause}; the whole log is {log}")
         tail = "\n".join("    " + line for line in output.splitlines()[-LOG_TAIL_LINES:])
         name = Path(command[0]).name
         raise CommandFailed(f"{tail}\n{name} ended with status {status}; the whole log is {log}")
 
 
+def no_progress(line: str) -> None:
+    """Progress filter that passes nothing on."""
+
+
 def diagnosis(output: str) -> str | None:
     """Return what the machine lacks, in one line, if the output of a failed command shows that as the reason."""
     if os.strerror(errno.ENOSPC) in output:
-        return "expected room on the disk, received a full one; free some, and make setup goes on where it stopped"
+        return "expected room on the disk, received a full one; free some, and run it again"
     # pip's last line only names the package that was not found; many lines before it give the reason.
     if package := re.search(r"No matching distribution found for (\S+)", output):
         _, broken, reasons = output.partition("connection broken by")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from console import SetupError
-from gpu_choice import Choice, Driver, choose, find_driver, kernel_module_version
+
+from allstep.commands.horovod.gpu_choice import Choice, Driver, choose, find_driver, kernel_module_version
+from allstep.common.base.errors import UserError
 
 NONE, OLD, NEW, UNKNOWN = Driver(False), Driver(True, 570), Driver(True, 580), Driver(True)
 OPEN_MODULE = """\
@@ -46,7 +47,7 @@ def test_the_reason_says_what_would_change_it():
 
 @pytest.mark.parametrize("asked", ["yes", "2", " 1"])
 def test_another_value_is_refused(asked):
-    with pytest.raises(SetupError, match=f"received '{asked}'"):
+    with pytest.raises(UserError, match=f"received '{asked}'"):
         choose(asked, before=None, driver=NONE)
 
 

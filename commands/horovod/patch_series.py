@@ -1,13 +1,13 @@
 """Patches to Horovod: reading, ordering and applying them.
 
-tools/horovod_patches/ has three folders: `build`, needed to compile Horovod, `correct`, which fix bugs, and `better`,
+patches/ has three folders: `build`, needed to compile Horovod, `correct`, which fix bugs, and `better`,
 which make it faster or friendlier. The numbers of the files define one order over all folders.
 
 The source is pinned by its checksum, so a patch must match at exactly its lines. GNU patch is not used, since it would
 have to be installed and searches for other places; nor is patch-ng, which accepts a patch that the source already
 contains.
 
-A line `{{NAME}}` that a patch adds stands for the file NAME in tools/horovod_patches/inserted/, where tools can check
+A line `{{NAME}}` that a patch adds stands for the file NAME in patches/inserted/, where tools can check
 it in its own language. It is inserted after the last patch, so that it can grow without shifting lines for others.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PATCHES = Path(__file__).with_name("horovod_patches")
+PATCHES = Path(__file__).with_name("patches")
 GROUPS = ("build", "correct", "better")
 _RANGES = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _PLACE = re.compile(r"^\{\{(\w+\.\w+)\}\}$", re.MULTILINE)

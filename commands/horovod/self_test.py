@@ -1,20 +1,25 @@
-"""Self-test at the end of `make setup`: all-reduce on two real ranks, in PyTorch and TensorFlow, over MPI and Gloo.
+"""Self-test of an installed Horovod: all-reduce on two real ranks, in each of its frameworks, over MPI and Gloo.
 
-    .venv/bin/python tools/self_test.py
-    .venv/bin/python tools/self_test.py --gpu      # then on GPUs, by NCCL, if there are any
+    python -m allstep.commands.horovod.self_test
+    python -m allstep.commands.horovod.self_test --gpu      # then on GPUs, by NCCL, if there are any
 
 In the test on CPUs, GPUs are hidden, since two ranks may not share one.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 TIMEOUT_S = 120
 NUM_RANKS = 2
+METADATA_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}
 RANK_PROGRAMS = {
     "torch": """
 import horovod.torch as hvd, torch
@@ -57,14 +62,20 @@ from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
 assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
 """
 # PyTorch's count includes GPUs whose driver is too old, hence is_available().
-COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+COUNT_GPUS = """
+try:
+    import torch
+    print(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+except ImportError:
+    import tensorflow
+    print(len(tensorflow.config.list_physical_devices("GPU")))
+"""
 
 
 def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, str], what: str) -> None:
     """Run the program of a rank under horovodrun, and exit this process if it fails."""
-    horovodrun = str(Path(sys.prefix, "bin", "horovodrun"))
     result = subprocess.run(
-        [horovodrun, "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", program],
+        [find_horovodrun(), "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", program],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -77,9 +88,25 @@ def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, s
     print(f"ok: {what}", flush=True)
 
 
-def on_cpus() -> None:
+def find_horovodrun() -> str:
+    """Return the path of the script that was installed with Horovod."""
+    files = importlib.metadata.distribution("horovod").files or []
+    return str(next(Path(str(file.locate())).resolve() for file in files if file.name == "horovodrun"))
+
+
+def built() -> Mapping[str, object]:
+    """Return Horovod's own record of what it was built with."""
+    spec = importlib.util.find_spec("horovod")
+    assert spec and spec.origin
+    return json.loads(Path(spec.origin).with_name("metadata.json").read_text())
+
+
+def on_cpus(controllers: list[str]) -> None:
+    has = built()
     for framework, program in RANK_PROGRAMS.items():
-        for controller in ("mpi", "gloo"):
+        for controller in controllers:
+            if METADATA_NAMES[framework] not in has or not has[f"{controller}_built"]:
+                continue
             run_ranks(
                 program + CHECK.format(num_ranks=NUM_RANKS),
                 num_ranks=NUM_RANKS,
@@ -92,12 +119,15 @@ def on_cpus() -> None:
 def on_gpus() -> None:
     """Run the test on at most two GPUs with NCCL, or print that there is none, e.g. on a login node."""
     counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True)
-    num_gpus = int(counted.stdout)
+    num_gpus = int(counted.stdout.split()[-1])
     if num_gpus == 0:
         print("not tried: GPUs, none of which can be used here", flush=True)
         return
     num_ranks = min(NUM_RANKS, num_gpus)
+    has = built()
     for framework, program in GPU_RANK_PROGRAMS.items():
+        if METADATA_NAMES[framework] not in has:
+            continue
         run_ranks(
             program + CHECK.format(num_ranks=num_ranks) + CHECK_GPU,
             num_ranks=num_ranks,
@@ -108,6 +138,6 @@ def on_gpus() -> None:
 
 
 if __name__ == "__main__":
-    on_cpus()
-    if sys.argv[1:] == ["--gpu"]:
+    on_cpus(["gloo"] if "--gloo" in sys.argv else ["mpi", "gloo"])
+    if "--gpu" in sys.argv:
         on_gpus()

