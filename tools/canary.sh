@@ -2,7 +2,7 @@
 # Builds Horovod and trains with the newest frameworks that the package index has, in a fresh environment, and says what
 # broke. Usage: tools/canary.sh [FOLDER]; the environment and the logs stay in FOLDER (default: a temporary one).
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 folder=${1:-$(mktemp -d)}
 failed=
 
@@ -20,7 +20,7 @@ try() {
 python3 -m venv "$folder/environment" || exit 1
 PATH=$folder/environment/bin:$PATH
 export PATH
-try install pip install --upgrade --pre '.[pytorch,data]' tensorflow-cpu
+try install pip install --upgrade '.[pytorch,data]' tensorflow-cpu
 pip list 2>/dev/null | grep -E '^(torch|torchvision|tensorflow|tensorflow-cpu|keras|numpy) '
 try horovod allstep horovod install
 cd "$folder" || exit 1
