@@ -30,8 +30,8 @@ from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, numb
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.recipe.schedule import Decay, Scaling, Schedule
 from allstep.common.training.data_digest import check_data
-from allstep.common.training.earlier_run import resolve_auto
 from allstep.common.training.description import Description, check_same, read_description
+from allstep.common.training.earlier_run import resolve_auto
 
 T = TypeVar("T")
 _SEED = whole(-(2**64), 2**64)

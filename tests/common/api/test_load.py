@@ -65,7 +65,9 @@ def test_predictions_are_those_of_the_bare_network(run, folder):
     rows = trained.predict(paths, top=1)
     assert [row[0][0] for row in rows] == [trained.classes[index] for index in shares.argmax(1)]
     assert [row[0][1] for row in rows] == pytest.approx(shares.max(1).tolist(), rel=1e-5)
-    assert trained.predict(paths[0]) == [(name, pytest.approx(share, rel=1e-4)) for name, share in trained.predict(paths)[0]]
+    assert trained.predict(paths[0]) == [
+        (name, pytest.approx(share, rel=1e-4)) for name, share in trained.predict(paths)[0]
+    ]
 
 
 def test_weights_load_into_either_framework(run, folder):
