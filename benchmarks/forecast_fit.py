@@ -79,6 +79,13 @@ class Calibrated:
     sizes: tuple[int, ...]
     forecast: float
     uncalibrated: float
+    low: float = math.nan
+    """Limits for `forecast`, from calibrations on other publications' systems."""
+    high: float = math.nan
+
+    @property
+    def is_within(self) -> bool:
+        return self.low <= self.point.measured <= self.high
 
     @property
     def error(self) -> float:
@@ -188,6 +195,28 @@ def calibrate(points: Sequence[Point], unseen: dict[str, Parameters]) -> list[Ca
     return found
 
 
+def calibrated_ranges(
+    rows: Sequence[Calibrated], judged: Sequence[Judged], parameters: dict[str, FittedParameter]
+) -> list[Calibrated]:
+    """Return calibrated forecasts with the range that the other publications give."""
+    ranges = []
+    for row in rows:
+        point, system = row.point, row.point.system
+        others = [one for one in rows if one.point.publication != point.publication]
+        after = quantiles((one.point.publication, one.relative) for one in others)
+        found = describe_errors([one for one in judged if one.point.publication != point.publication], parameters)
+        low, high = efficiency_range(
+            row.forecast,
+            system.site,
+            point.num_ranks,
+            replace(found, errors={**found.errors, "calibrated": after}),
+            baseline_ranks=system.baseline_ranks,
+            calibrated_ranks=row.sizes[-1],
+        )
+        ranges.append(replace(row, low=low, high=high))
+    return ranges
+
+
 def summary(errors: Sequence[float]) -> str:
     """Return cells of a table, in points: median, 90th percentile and largest size of errors, and their signed mean."""
     sizes = 100 * np.abs(errors)
@@ -250,13 +279,16 @@ def _patterns(found: Fitted, judged: Sequence[Judged]) -> list[str]:
 
 def _calibrations(largest: Sequence[Calibrated]) -> list[str]:
     lines = ["### Calibrated on the two smallest sizes", ""]
-    lines += ["| system | calibrated on | ranks | measured | calibrated | uncalibrated |", "| --- " * 6 + "|"]
+    lines.append("| system | calibrated on | ranks | measured | calibrated | range | uncalibrated |")
+    lines.append("| --- " * 7 + "|")
     for row in largest:
-        cells = f"{row.point.measured:.1%} | {row.forecast:.1%} | {row.uncalibrated:.1%}"
+        limits = f"{row.low:.0%} to {row.high:.0%}{'' if row.is_within else ', missed'}"
+        cells = f"{row.point.measured:.1%} | {row.forecast:.1%} | {limits} | {row.uncalibrated:.1%}"
         lines.append(f"| {row.point.name} | {row.sizes[0]}, {row.sizes[1]} | {row.point.num_ranks} | {cells} |")
-    lines += ["", "| forecast | median | 90 % | worst | signed mean |", "| --- " * 5 + "|"]
-    lines.append(f"| calibrated | {summary([row.error for row in largest])} |")
-    lines.append(f"| uncalibrated | {summary([row.uncalibrated - row.point.measured for row in largest])} |")
+    lines += ["", "| forecast | median | 90 % | worst | signed mean | in the range |", "| --- " * 6 + "|"]
+    within = statistics.fmean(row.is_within for row in largest)
+    lines.append(f"| calibrated | {summary([row.error for row in largest])} | {within:.0%} |")
+    lines.append(f"| uncalibrated | {summary([row.uncalibrated - row.point.measured for row in largest])} | |")
     return lines
 
 
@@ -266,12 +298,14 @@ def _rows(judged: Sequence[Judged]) -> list[str]:
         "",
         "`forecast` has the defaults as users get them, `unseen` those without this publication.",
     ]
-    lines += ["", "| publication | system | ranks | measured | forecast | unseen | range | error |", "| --- " * 8 + "|"]
+    lines += ["", "| publication | system | ranks | measured | forecast | unseen | range | error | no overlap |"]
+    lines.append("| --- " * 9 + "|")
     for row in judged:
         point, baseline = row.point, row.point.system.baseline_ranks
         ranks = f"{point.num_ranks}/{baseline}" if baseline > 1 else f"{point.num_ranks}"
         limits = f"{row.low:.0%} to {row.high:.0%}{'' if row.is_within else ', missed'}"
         cells = f"{point.measured:.1%} | {row.default:.1%} | {row.unseen:.1%} | {limits} | {100 * row.error:+.1f}"
+        cells += f" | {point.without_overlap():.1%}"
         lines.append(f"| {point.title} | {point.name} | {ranks} | {cells} |")
     return lines
 
@@ -289,6 +323,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     judged = with_ranges(judged, parameters)
     largest = calibrate(points, unseen)
     found = describe_errors(judged, parameters)
+    largest = calibrated_ranges(largest, judged, parameters)
     after = quantiles((row.point.publication, row.relative) for row in largest)
     found = replace(found, errors={**found.errors, "calibrated": after})
     written = tables(judged, found, largest)

@@ -110,8 +110,6 @@ def _refuse(parser: Parser, flags: Namespace, given: frozenset[str]) -> None:
         parser.error("expected no --contention with --algorithm host-memory, received it; cores do that work")
     if {"validate", "collectives"} <= given and "measured" not in given:
         parser.error("expected --measured with --validate and --collectives, received none; give it")
-    if given >= {"step_ms", "optimizer_ms"} and flags.optimizer_ms >= flags.step_ms:
-        parser.error(f"expected --optimizer-ms below --step-ms, received {flags.optimizer_ms:g}; it is part of a step")
     if not given & {"step_ms", "run", "validate", "loss_of_parameters"}:
         parser.error("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
 

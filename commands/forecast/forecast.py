@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,9 @@ from allstep.commands.forecast.simulation import Fusion, Gradient, SimulatedStep
 from allstep.commands.forecast.stragglers import slowdown
 
 BEST = "best"
-_MAX_ITERATIONS = 20
+_MAX_ITERATIONS = 10
+_BASELINE_ERROR = 1e-4
+"""Error of the baseline's step time, as a share."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +107,21 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def one_rank_seconds(workload: Workload, machine: Machine) -> float:
-    """Return the step time of one rank with which the baseline's step takes what was measured."""
-    alone = workload.step_seconds
+    """Return the step time of one rank with which the baseline's step takes what was measured (secant method)."""
+    step = workload.step_seconds
     if workload.baseline_ranks == 1:
-        return alone
+        return step
+    before, off_before = 0.0, -step
+    alone = step
     for _ in range(_MAX_ITERATIONS):
-        total = _step(workload, machine, alone, workload.baseline_ranks)[0].total
-        alone *= workload.step_seconds / total
-        if math.isclose(total, workload.step_seconds, rel_tol=1e-5):
+        off = _step(workload, machine, alone, workload.baseline_ranks)[0].total - step
+        if abs(off) <= _BASELINE_ERROR * step or off == off_before:
             break
+        # A step is at least the communication, however fast a rank computes.
+        following = max(alone / 10, alone - off * (alone - before) / (off - off_before))
+        before, off_before, alone = alone, off, following
     return alone
 
 

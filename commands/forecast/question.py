@@ -182,10 +182,16 @@ def _read_runs(paths: Collection[Path]) -> list[MeasuredRun]:
 
 
 def _workload(flags: Namespace, run: MeasuredRun | None) -> Workload:
+    step_ms = 1000 * run.step_seconds if run else flags.step_ms
+    if flags.optimizer_ms >= step_ms:
+        raise UserError(
+            f"expected --optimizer-ms below the {step_ms:.4g} ms of a step, received {flags.optimizer_ms:g}; it is "
+            "part of the step"
+        )
     return Workload(
         _network(flags, run),
         run.batch_size if run else flags.batch_size,
-        run.step_seconds if run else flags.step_ms / 1000,
+        step_ms / 1000,
         flags.backward_share,
         passes=flags.accumulate_steps,
         optimizer_seconds=flags.optimizer_ms / 1000,

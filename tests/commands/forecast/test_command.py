@@ -161,7 +161,7 @@ def test_accuracy_helpers():
         (["--step-ms", "1", "--no-overlap", "--contention", "1"], "--no-overlap or --contention"),
         (["--step-ms", "1", "--input-shape", "3"], "--model with --input-shape"),
         (["--step-ms", "1", "--model", "a.py:b", "--input-shape", "3,3"], "received 2 sizes"),
-        (["--step-ms", "1", "--optimizer-ms", "1"], "--optimizer-ms below --step-ms"),
+        (["--step-ms", "1", "--optimizer-ms", "1"], "--optimizer-ms below the 1 ms of a step"),
         (["--step-ms", "1", "--parameters", "1.5"], "a whole number"),
     ],
 )
