@@ -90,6 +90,10 @@ COMMANDS = {
         "allstep.commands.evaluate.command",
         "Evaluate a trained network under any launcher: loss, metrics, and predictions of each sample or picture.",
     ),
+    "export": Command(
+        "allstep.commands.export.command",
+        "Export a trained network to PyTorch, ONNX, Keras or TensorFlow; check it there; write a model card.",
+    ),
     "difficulty": Command(
         "allstep.commands.difficulty.command",
         "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",

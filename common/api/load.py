@@ -22,6 +22,7 @@ from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.formats.arrays import inputs_of
 from allstep.common.data.images.pictures import PictureReader
+from allstep.common.process.lean_import import lean_import
 from allstep.common.training.description import Description
 from allstep.common.training.metrics import probabilities
 from allstep.common.training.trained import Trained, open_trained
@@ -79,7 +80,8 @@ def build(trained: Trained, framework: str, device: str, model: Any, *, ema: boo
     size = {f"model_{key}": value for key, value in description.model_size.items() if key in ("depth", "width")}
     config = dataclasses.replace(TrainConfig(), model=name, model_args=description.model_args, **size)
     config = dataclasses.replace(config, device=device)
-    module = importlib.import_module(f"allstep.{framework}.loaded")
+    with lean_import():
+        module = importlib.import_module(f"allstep.{framework}.loaded")
     own = None if model is None or isinstance(model, str) else model
     network = module.LoadedNetwork(config, description.dataset(), own)
     network.load(trained.weights(network.shapes(), averaged=ema).arrays)

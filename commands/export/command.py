@@ -1,0 +1,242 @@
+"""Export a trained network to a file that other programs load, and check it there.
+
+    allstep export runs/a --to onnx --output model.onnx
+    allstep export runs/a --to state-dict --output resnet.pt --checkpoint best
+
+Formats: state-dict (.pt), safetensors, torch-export (.pt2), onnx, keras (.keras), saved-model (a folder). The file is
+loaded again in a fresh process by the format's own runtime, without allstep, and its outputs for 16 validation samples
+are compared with those of the run: they must be equal to 1e-5, or there is no file and the exit status is 1. A model
+card in Markdown goes next to it. All flags of the trainers may be given besides, as --data-dir for data that moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from allstep.commands.evaluate.run_flags import words_for
+from allstep.commands.shared.scratch import scratch_folder
+from allstep.common.base.errors import UserError, quote, summary
+from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
+from allstep.common.catalog import user_file
+from allstep.common.catalog.model_args import parsed
+from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
+from allstep.common.cli.command_line import parse
+from allstep.common.launch.placement import ALONE
+from allstep.common.process.exit import run_rank
+from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
+
+if TYPE_CHECKING:
+    from allstep.common.config.train_config import TrainConfig
+    from allstep.common.data.datasets import Dataset
+
+NUM_SAMPLES = 16
+TOLERANCE = 1e-5
+_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files."""
+
+    suffix: str
+    frameworks: tuple[str, ...]
+    has_graph: bool = True
+    packages: tuple[str, ...] = ()
+
+
+FORMATS = {
+    "state-dict": Format(".pt", ("pytorch",), has_graph=False),
+    "safetensors": Format(".safetensors", ("pytorch",), has_graph=False),
+    "torch-export": Format(".pt2", ("pytorch",)),
+    "onnx": Format(".onnx", FRAMEWORKS, packages=("onnx", "onnxruntime")),
+    "keras": Format(".keras", ("tensorflow",)),
+    "saved-model": Format("", ("tensorflow",)),
+}
+_CONVERTERS = {"pytorch": "onnxscript", "tensorflow": "tf2onnx"}
+_OF_TORCHVISION = ("resnet18", "resnet50", "vgg16")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Export, check, and print where the file is."""
+    parser = Parser("allstep export", __doc__)
+    parser.add_argument("run", type=nonempty_path, metavar="RUN", help="output directory of a run, or a checkpoint")
+    parser.add_argument("--to", type=one_of(*FORMATS), required=True, metavar="FORMAT", help=", ".join(FORMATS))
+    parser.add_argument("--output", type=nonempty_path, metavar="FILE", help="by default RUN/export/model.SUFFIX")
+    parser.add_argument("--checkpoint", type=nonempty_text, metavar="NAME", help=CHECKPOINT_HELP)
+    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="for onnx; that of the run")
+    parser.add_argument("--ema", action="store_true", help="export the moving averages of the weights")
+    parser.add_argument("--with-preprocessing", action="store_true", help="have the graph take samples unscaled")
+    flags, given = parser.parse_known_args(argv)
+    trained = open_trained(flags.run, flags.checkpoint)
+    framework = _framework(flags, trained)
+    target = flags.output or flags.run / "export" / f"model{FORMATS[flags.to].suffix}"
+    _check(flags, trained, framework, target)
+    config = parse(tuple(STRATEGIES[framework]), ALONE, words_for(trained, ["--strategy", "single", *given]))
+    dataset = _dataset(config, trained)
+    if FORMATS[flags.to].frameworks == ("tensorflow",) or framework == "tensorflow":
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from allstep.common.api.load import build
+
+    model = config.model if user_file.parse(config.model) else None
+    _, network = build(trained, framework, "cpu", model, ema=flags.ema)
+    samples, _ = dataset.validation.read(np.arange(min(NUM_SAMPLES, len(dataset.validation))), epoch=0)
+    _export(flags, trained, framework, target, network, config, samples)
+
+
+def _framework(flags: Any, trained: Trained) -> str:
+    frameworks = FORMATS[flags.to].frameworks
+    if flags.framework and flags.framework not in frameworks:
+        raise UserError(f"--to {flags.to} is written by {frameworks[0]}, not by {flags.framework}")
+    chosen = flags.framework or trained.description.framework
+    return chosen if chosen in frameworks else frameworks[0]
+
+
+def _check(flags: Any, trained: Trained, framework: str, target: Path) -> None:
+    form = FORMATS[flags.to]
+    missing = [
+        name
+        for name in (*form.packages, *([_CONVERTERS[framework]] if form.packages else []))
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise UserError(f"--to {flags.to} needs {' and '.join(missing)}: pip install allstep[onnx]")
+    if flags.with_preprocessing and not form.has_graph:
+        raise UserError(f"--with-preprocessing needs a format with a graph, {flags.to} has weights alone; leave it out")
+    if flags.with_preprocessing and trained.description.input_type == "int64":
+        raise UserError("--with-preprocessing is for numbers, this run was trained on tokens; leave it out")
+    if target.is_dir():
+        raise UserError(f"expected --output to be free, received the folder {quote(target)}; name another")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(f"expected --output that can be written, received {quote(target)}: {error.strerror}") from None
+
+
+def _dataset(config: TrainConfig, trained: Trained) -> Dataset:
+    from allstep.commands.evaluate.samples import fitted
+    from allstep.common.base.cores import usable_cores
+    from allstep.common.data import datasets
+
+    threads = config.data.decode_threads or usable_cores()
+    data = dataclasses.replace(config.data, decode_threads=threads, task=config.data.task_with(config.loss))
+    datasets.prepare(data)
+    return fitted(datasets.load(data), data, trained.described, part="validation")
+
+
+def _export(
+    flags: Any,
+    trained: Trained,
+    framework: str,
+    target: Path,
+    network: Any,
+    config: TrainConfig,
+    samples: np.ndarray,
+) -> None:
+    from allstep.commands.export.card import card
+
+    inputs = network.inputs(samples)
+    expected, normalised = network.outputs(inputs), np.asarray(inputs.numpy())
+    if flags.with_preprocessing:
+        first = framework == "pytorch" and samples.ndim == 4
+        normalised = np.ascontiguousarray(np.moveaxis(samples, -1, 1)) if first else samples
+    partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
+    try:
+        _write(flags.to, partial, framework, network, trained, scales=flags.with_preprocessing)
+        apart = _difference(flags.to, partial, normalised, expected, _library(config, trained), network)
+        if apart > TOLERANCE:
+            print(f"allstep: {flags.to} differs from the run by {apart:.3g}, above {TOLERANCE:g}; nothing is written",
+                  file=sys.stderr)  # fmt: skip
+            sys.exit(1)
+        os.replace(partial, target)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
+    shape = ", ".join(map(str, normalised.shape[1:]))
+    taken = {"scales": flags.with_preprocessing, "samples": f"{normalised.dtype} (n, {shape})", "framework": framework}
+    page = target.with_name(f"{target.name}.md")
+    page.write_text(card(trained, flags.to, target.name, **taken), encoding="utf-8", errors="replace")
+    print(f"{target}: outputs for {len(samples)} samples are equal to {apart:.1e}; its model card is {page}")
+
+
+def _write(form: str, path: Path, framework: str, network: Any, trained: Trained, *, scales: bool) -> None:
+    exporting = importlib.import_module(f"allstep.{framework}.exporting")
+    suffixed = path.with_name(path.name + FORMATS[form].suffix)  # Keras looks at the suffix
+    try:
+        exporting.write(form, suffixed, network, trained.description.dataset(), scales=scales)
+    except Exception as error:
+        raise UserError(f"--to {form} cannot export --model {trained.description.model}: {summary(error)}") from error
+    finally:
+        if os.path.lexists(suffixed):
+            suffixed.rename(path)
+
+
+def _library(config: TrainConfig, trained: Trained) -> dict[str, Any] | None:
+    """Return the library's network whose weights have the same names, if there is one."""
+    run = trained.description
+    library, _, name = config.model.partition(":")
+    channels = run.input_shape[-1]
+    if config.model in _OF_TORCHVISION and channels == 3:
+        library, name = "torchvision", config.model
+    elif config.model == "vit-tiny":
+        library, name = "timm", "vit_tiny_patch16_224"
+    elif library not in ("timm", "torchvision") or (library == "torchvision" and channels != 3):
+        return None
+    options = parsed(run.model_args)
+    if config.model == "vit-tiny" and run.input_shape[:2] != (224, 224):
+        options = {"img_size": run.input_shape[:2]}
+    return {"library": library, "name": name, "num_classes": run.num_classes, "channels": channels, "options": options}
+
+
+def _difference(
+    form: str, path: Path, samples: np.ndarray, expected: np.ndarray, library: dict[str, Any] | None, network: Any
+) -> float:
+    """Return how far the outputs of a file are from the expected ones, relative to the largest if that is above 1."""
+    with scratch_folder("export") as folder:
+        ready, found = Path(folder) / "samples.npy", Path(folder) / "outputs.npz"
+        np.save(ready, samples)
+        named = Path(folder) / f"model{FORMATS[form].suffix}"
+        os.symlink(path.resolve(), named)
+        model = json.dumps(library if not FORMATS[form].has_graph else None)
+        program = [
+            sys.executable,
+            "-I",
+            str(Path(__file__).with_name("verify.py")),
+            form,
+            *map(str, (named, ready, found)),
+            model,
+        ]
+        environ = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(program, cwd=folder, env=environ, capture_output=True, text=True, timeout=_SECONDS)
+        if done.returncode:
+            *_, reason = ["no reason", *done.stderr.strip().splitlines()]
+            raise UserError(f"--to {form}: the file cannot be loaded again: {quote(reason)}; nothing is written")
+        with np.load(found) as outputs:
+            if "outputs" not in outputs.files:  # weights alone, which must be the same
+                weights = {name.removeprefix("model/") for name in network.shapes()}
+                state = network.model.state_dict()
+                same = weights <= set(outputs.files) and all(
+                    np.array_equal(outputs[name], state[name].cpu().numpy()) for name in weights
+                )
+                return 0.0 if same else float("inf")
+            apart = np.abs(outputs["outputs"].astype(np.float64) - expected)
+        return float(apart.max() / max(1.0, np.abs(expected).max())) if np.isfinite(apart).all() else float("inf")
+
+
+if __name__ == "__main__":
+    run_rank(main)

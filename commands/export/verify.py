@@ -1,0 +1,79 @@
+"""Load an exported file by its format's own runtime, and save its outputs; run as a program in a fresh process.
+
+    python -I verify.py FORMAT FILE SAMPLES.npy OUTPUTS.npz MODEL
+
+It stands alone: importing allstep fails in it, as where the file will be used. MODEL is JSON that says which library
+has the network, if one does; without one, the outputs are the arrays of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+
+class _WithoutAllstep:
+    """Finder that refuses to import allstep."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "allstep":
+            raise ImportError("an exported file must not need allstep")
+        return None
+
+
+def _state(form, path):
+    import torch
+
+    if form == "state-dict":
+        return torch.load(path, weights_only=True)
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def _library_network(model):
+    """Return a library's network of this name."""
+    if model["library"] == "timm":
+        import timm
+
+        shape = {"num_classes": model["num_classes"], "in_chans": model["channels"]}
+        return timm.create_model(model["name"], **shape, **model["options"])
+    from torchvision import models
+
+    return models.get_model(model["name"], weights=None, num_classes=model["num_classes"], **model["options"])
+
+
+def _outputs(form, path, samples, model):
+    if form in ("state-dict", "safetensors", "torch-export"):
+        import torch
+
+        if form == "torch-export":
+            return {"outputs": torch.export.load(path).module()(torch.from_numpy(samples)).detach().numpy()}
+        state = _state(form, path)
+        if model is None:
+            return {name: tensor.numpy() for name, tensor in state.items()}
+        network = _library_network(model)
+        network.load_state_dict(state, strict=True)
+        with torch.no_grad():
+            return {"outputs": network.eval()(torch.from_numpy(samples)).numpy()}
+    if form == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return {"outputs": session.run(None, {session.get_inputs()[0].name: samples})[0]}
+    import tensorflow as tf
+
+    if form == "saved-model":
+        loaded = tf.saved_model.load(path)  # kept: without it, its variables are gone
+        return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
+    import keras
+
+    return {"outputs": np.asarray(keras.models.load_model(path)(samples, training=False))}
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, _WithoutAllstep())  # pyright: ignore[reportArgumentType]
+    form, path, samples, outputs, model = sys.argv[1:]
+    np.savez(outputs, **_outputs(form, path, np.load(samples), json.loads(model)))

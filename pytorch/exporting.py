@@ -1,0 +1,76 @@
+"""Writes a trained network in PyTorch's formats and ONNX; `tensorflow/exporting.py` writes Keras' and TensorFlow's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from allstep.common.data.datasets import Dataset
+from allstep.pytorch.compat import BatchNorm
+from allstep.pytorch.loaded import LoadedNetwork
+
+_OPSET = 18
+
+
+class _WithScaling(nn.Module):
+    """A network that takes samples as they are in the data set, with channels first."""
+
+    def __init__(self, network: nn.Module, dataset: Dataset) -> None:
+        super().__init__()
+        mean, std = (torch.tensor(values).view(-1, *((1, 1) if len(dataset.input_shape) == 3 else ()))
+                     for values in (dataset.mean, dataset.std))  # fmt: skip
+        self.network = network
+        self.register_buffer("scale", 1 / ((255 if dataset.input_type == "uint8" else 1) * std))
+        self.register_buffer("shift", -mean / std)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        return self.network(samples.to(torch.float32) * self.scale + self.shift)
+
+
+def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, scales: bool) -> None:
+    """Write a network.
+
+    Args:
+        form: state-dict, safetensors, torch-export or onnx.
+        scales: whether the graph takes samples as they are in the data set.
+
+    Raises:
+        Exception: of the exporter, for networks that it cannot export.
+    """
+    model = network.model
+    if form in ("state-dict", "safetensors"):
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        for name, module in model.named_modules():  # the suite's batch norms have no count, a library's expects one
+            if isinstance(module, BatchNorm) and f"{name}.num_batches_tracked" not in state:
+                state[f"{name}.num_batches_tracked"] = torch.tensor(0)
+        if form == "state-dict":
+            torch.save(state, path)
+            return
+        from safetensors.torch import save_file
+
+        save_file(state, path)
+        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes the file private to its owner
+        return
+    shape = (2, *dataset.input_shape)
+    example = torch.zeros(shape, dtype=getattr(torch, dataset.input_type))
+    example = example.permute(0, 3, 1, 2).contiguous() if len(shape) == 4 else example
+    if scales:
+        model = _WithScaling(model, dataset).eval()
+    elif dataset.input_type != "int64":
+        example = example.to(torch.float32)
+    dynamic = ({0: torch.export.Dim("batch")},)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(model, (example,), dynamic_shapes=dynamic)
+        if form == "torch-export":
+            torch.export.save(exported, path)
+            return
+        names = {"input_names": ["input"], "output_names": ["logits"]}
+        program = torch.onnx.export(exported, (), dynamo=True, opset_version=_OPSET, verbose=False, **names)
+        assert program is not None  # with dynamo
+        program.save(path)

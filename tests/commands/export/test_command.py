@@ -1,0 +1,173 @@
+"""Exported files, each loaded by its own runtime. Oracle: the outputs of the run's own network, and exact lines."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+import yaml
+from numpy.testing import assert_allclose
+from PIL import Image
+from ranks import train
+from requirements import need_packages
+from safetensors.torch import load_file
+
+import allstep
+from allstep.commands.export import command
+from allstep.common.base.errors import UserError
+
+DATA = ("--dataset", "image-folder", "--image-size", "32", "--decode-threads", "1", "--batch-size", "3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, draws = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for part in ("train", "val"):
+        for number, name in enumerate(("cat_*", "dog")):
+            (folder / part / name).mkdir(parents=True)
+            for index in range(3):
+                pixels = draws.integers(0, 99, (40, 40, 3)) + 60 * number
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / part / name / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resnet(folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "run"
+    train("pytorch", "alone", 1, output, *DATA, "--data-dir", folder, "--model", "resnet18", "--epochs", "1")
+    return output
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "run"
+    train("tensorflow", "alone", 1, output, "--model", "cnn", "--epochs", "1")
+    return output
+
+
+@functools.cache
+def export(run: Path, form: str, *flags: object) -> Path:
+    command.main([str(run), "--to", form, *map(str, flags)])
+    return run / "export" / f"model{command.FORMATS[form].suffix}"
+
+
+def test_weights_have_the_names_of_torchvision(resnet, folder):
+    trained = allstep.load(resnet)
+    inputs = trained.preprocess(sorted((folder / "val").glob("*/*")))
+    expected = trained.model(inputs).detach()
+    for form, read in (("state-dict", torch.load), ("safetensors", load_file)):
+        network = torchvision.models.resnet18(num_classes=2)
+        network.load_state_dict(read(export(resnet, form)), strict=True)
+        torch.testing.assert_close(network.eval()(inputs).detach(), expected)
+
+
+def test_a_graph_takes_batches_of_any_size_and_pictures_unscaled(resnet, folder):
+    trained, paths = allstep.load(resnet), sorted((folder / "val").glob("*/*"))
+    expected = trained.model(trained.preprocess(paths)).detach()
+    pixels = torch.from_numpy(trained.samples(paths)[0]).permute(0, 3, 1, 2)
+    module = torch.export.load(export(resnet, "torch-export", "--with-preprocessing")).module()
+    for size in (1, 3, len(paths)):
+        torch.testing.assert_close(module(pixels[:size].contiguous()), expected[:size], rtol=1e-5, atol=1e-5)
+
+
+def test_the_card_has_what_hubs_expect(resnet):
+    page = Path(f"{export(resnet, 'safetensors')}.md").read_text()
+    _, head, text = page.split("---\n", 2)
+    head = yaml.safe_load(head)
+    assert head["pipeline_tag"] == "image-classification" and head["library_name"] == "pytorch"
+    [result] = head["model-index"][0]["results"]
+    assert result["metrics"][0]["type"] == "accuracy" and result["dataset"]["name"] == "image-folder"
+    for shown in (r"- 0: cat\_\*", "- 1: dog", "| 1 | ", "resized to 32 x 32", f"torch: {torch.__version__}"[:10]):
+        assert shown in text, shown
+    assert "/" not in text.partition("## Training")[2]  # no paths of this machine
+
+
+def test_keras_and_tensorflow(digits):
+    import keras
+    import tensorflow as tf
+
+    trained = allstep.load(digits)
+    samples = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
+    expected = trained.model(trained.preprocess(samples)).numpy()
+    assert_allclose(
+        keras.models.load_model(export(digits, "keras", "--with-preprocessing"))(samples), expected, atol=1e-5
+    )
+    loaded = tf.saved_model.load(export(digits, "saved-model"))
+    assert_allclose(loaded.serve(trained.preprocess(samples)), expected, atol=1e-5)
+    with pytest.raises(UserError, match="expected --output to be free, received the folder"):
+        command.main([str(digits), "--to", "saved-model"])
+
+
+@pytest.mark.full
+def test_batch_norms_become_those_of_keras(tmp_path):
+    import keras
+
+    data = ("--dataset", "synthetic", "--synthetic-samples", "64", "--synthetic-shape", "8", "8", "3")
+    train("tensorflow", "alone", 1, tmp_path / "run", *data, "--model", "resnet32", "--epochs", "1")
+    model = keras.models.load_model(export(tmp_path / "run", "keras"))
+    assert "BatchNormalization" in {type(layer).__name__ for layer in model.layers}
+    assert not any("allstep" in type(layer).__module__ for layer in model.layers)
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_onnx_of_both_frameworks(digits, framework, tmp_path):
+    need_packages("onnx", "onnxruntime", "onnxscript", "tf2onnx")
+    import onnxruntime
+
+    path = tmp_path / "model.onnx"
+    export(digits, "onnx", "--framework", framework, "--with-preprocessing", "--output", path)
+    session = onnxruntime.InferenceSession(path)
+    samples = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
+    trained = allstep.load(digits)
+    given = samples if framework == "tensorflow" else np.ascontiguousarray(np.moveaxis(samples, -1, 1))
+    [outputs] = session.run(None, {session.get_inputs()[0].name: given})
+    assert_allclose(outputs, trained.model(trained.preprocess(samples)).numpy(), atol=1e-4)
+
+
+def test_a_file_that_differs_is_not_kept(digits, tmp_path, monkeypatch, capsys):
+    from allstep.tensorflow import exporting
+
+    honest = exporting.write
+
+    def write(form, path, network, dataset, *, scales):
+        network.model.layers[-1].bias.assign_add(np.full(10, 1e-3))
+        honest(form, path, network, dataset, scales=scales)
+
+    monkeypatch.setattr(exporting, "write", write)
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(digits), "--to", "keras", "--output", str(tmp_path / "a.keras")])
+    assert ended.value.code == 1 and "differs from the run by" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_one_line(digits, tmp_path, monkeypatch):
+    train(
+        "pytorch", "alone", 1, tmp_path / "text", "--model", "text-encoder", "--dataset", "text-topics", "--epochs", "1"
+    )
+    for words, expected in (
+        ((digits, "--to", "keras", "--framework", "pytorch"), "--to keras is written by tensorflow, not by pytorch"),
+        ((digits, "--to", "state-dict", "--with-preprocessing"), "--with-preprocessing needs a format with a graph"),
+        ((tmp_path / "text", "--to", "onnx", "--with-preprocessing"), "--with-preprocessing is for numbers"),
+        (
+            (tmp_path / "text", "--to", "keras"),
+            "--to keras cannot export --model text-encoder: .*layer Positions is not",
+        ),
+        ((tmp_path / "none", "--to", "onnx"), "expected a run, a checkpoint or a .safetensors file"),
+        ((digits, "--to", "coreml"), "expected --to to be one of"),
+    ):
+        if "onnx" in words:
+            need_packages("onnx", "onnxruntime", "onnxscript", "tf2onnx")
+        with pytest.raises(UserError, match=expected):
+            command.main([*map(str, words), *(() if "none" in str(words[0]) else ("--output", str(tmp_path / "out")))])
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"--to onnx needs onnx and onnxruntime and tf2onnx: pip install allstep\[onnx\]"
+    ):
+        command.main([str(digits), "--to", "onnx", "--output", str(tmp_path / "out.onnx")])
+    assert not (tmp_path / "out").exists()
