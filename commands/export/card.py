@@ -101,16 +101,8 @@ def _short(value: Any) -> str:
 
 
 def _classes(names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
     more = [f"- and {len(names) - _MAX_CLASSES} more"] if len(names) > _MAX_CLASSES else []
-    return [
-        "## Classes",
-        "",
-        *(f"{number}. {plain(name)}" for number, name in enumerate(names[:_MAX_CLASSES])),
-        *more,
-        "",
-    ]
+    return [*(f"- {number}: {plain(name)}" for number, name in enumerate(names[:_MAX_CLASSES])), *more]
 
 
 def _epochs(run: Path) -> Sequence[Epoch]:
