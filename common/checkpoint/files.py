@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise _corrupt(path, error) from None
 
 
-def read(directory: Path) -> TrainState:
-    """Read the state in `directory` and verify every byte. Its arrays are writable and not shared.
+def read(directory: Path, groups: Sequence[str] = GROUPS) -> TrainState:
+    """Read the state in `directory` and verify every byte. Its arrays, those of `groups`, are writable and not shared.
 
     Raises:
         NewerFormat: a later version of allstep wrote it.
@@ -158,7 +158,8 @@ def read(directory: Path) -> TrainState:
     """
     manifest = read_manifest(directory)
     arrays = {}
-    for group in FILES:
+    files = (*groups, CONSTANTS) if "model" in groups else groups
+    for group in files:
         path = directory / file_name(group)
         if path.name not in manifest.files:
             continue

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import files
 from allstep.common.checkpoint.manifest import Manifest, NewerFormat
-from allstep.common.checkpoint.state import TrainState
+from allstep.common.checkpoint.state import GROUPS, TrainState
 
 T = TypeVar("T")
 
 
-def load(which: str | os.PathLike, parent: str | os.PathLike, *, warn: Callable[[str], None]) -> TrainState:
+def load(
+    which: str | os.PathLike,
+    parent: str | os.PathLike,
+    *,
+    warn: Callable[[str], None],
+    groups: Sequence[str] = GROUPS,
+) -> TrainState:
     """Load a checkpoint and verify every byte. It needs no lock and changes nothing on disk.
 
     `which` is "latest" or "best" (highest validation accuracy) in the checkpoints directory `parent`, or the path of a
     checkpoint, or of a checkpoints or output directory, of which the latest checkpoint is loaded. If the latest or
-    best is damaged, the next one is loaded with a warning; a checkpoint named by its path has no such fallback.
+    best is damaged, the next one is loaded with a warning; a checkpoint named by its path has no such fallback. Only
+    the arrays of `groups` are read.
 
     Raises:
         CorruptCheckpoint: the named checkpoint is damaged; the message names the file.
         UserError: no checkpoint exists, all are damaged, or a later version of allstep wrote it.
     """
-    return _first_good(which, Path(parent), files.read, warn)
+    return _first_good(which, Path(parent), functools.partial(files.read, groups=groups), warn)
 
 
 def load_manifest(which: str | os.PathLike, parent: str | os.PathLike) -> Manifest:

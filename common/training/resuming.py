@@ -106,7 +106,7 @@ def load_weights(
         arrays = {f"model/{name}": array for name, array in read_weights(Path(source[0])).items()}
         state = TrainState(framework="pytorch", arrays=arrays, progress=checkpoint.Progress(0, 0, 0, 0))
     else:
-        state = checkpoint.load(*source, warn=warn)
+        state = checkpoint.load(*source, warn=warn, groups=("model", "ema") if averaged else ("model",))
     averages = {
         name.replace("ema/", "model/", 1): array for name, array in state.arrays.items() if name.startswith("ema/")
     }
