@@ -20,6 +20,9 @@ _OPSET = 18
 class _WithScaling(nn.Module):
     """A network that takes samples as they are in the data set, with channels first."""
 
+    scale: torch.Tensor
+    shift: torch.Tensor
+
     def __init__(self, network: nn.Module, dataset: Dataset) -> None:
         super().__init__()
         mean, std = (torch.tensor(values).view(-1, *((1, 1) if len(dataset.input_shape) == 3 else ()))
@@ -70,7 +73,14 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
         if form == "torch-export":
             torch.export.save(exported, path)
             return
-        names = {"input_names": ["input"], "output_names": ["logits"]}
-        program = torch.onnx.export(exported, (), dynamo=True, opset_version=_OPSET, verbose=False, **names)
+        program = torch.onnx.export(
+            exported,
+            (),
+            dynamo=True,
+            opset_version=_OPSET,
+            verbose=False,
+            input_names=["input"],
+            output_names=["logits"],
+        )
         assert program is not None  # with dynamo
         program.save(path)

@@ -7,6 +7,7 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -101,5 +102,5 @@ def path_of(split: Split, index: int) -> str | None:
     """Return the file of a sample; None if samples are no files of their own."""
     if isinstance(split, Subset):
         return path_of(split.whole, int(split.indices[index]))
-    images = getattr(split, "images", None)
+    images: Any = getattr(split, "images", None)
     return images.name(index) if hasattr(images, "path") or isinstance(images, Pictures) else None

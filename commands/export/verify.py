@@ -70,10 +70,12 @@ def _outputs(form, path, samples, model):
         return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
     import keras
 
-    return {"outputs": np.asarray(keras.models.load_model(path)(samples, training=False))}
+    model = keras.models.load_model(path)
+    assert model is not None  # Keras' types allow that
+    return {"outputs": np.asarray(model(samples, training=False))}
 
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, _WithoutAllstep())  # pyright: ignore[reportArgumentType]
     form, path, samples, outputs, model = sys.argv[1:]
-    np.savez(outputs, **_outputs(form, path, np.load(samples), json.loads(model)))
+    np.savez(outputs, **_outputs(form, path, np.load(samples), json.loads(model)))  # pyright: ignore[reportArgumentType]

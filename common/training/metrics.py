@@ -208,7 +208,7 @@ def _confusion(num_classes: int, outputs: np.ndarray, targets: np.ndarray) -> Co
     return {"pairs": pairs.reshape(num_classes, num_classes)}
 
 
-def _top(number: int, outputs: np.ndarray, targets: np.ndarray) -> Counts:
+def _top(number: int, outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
     """Count targets among the `number` largest outputs; of equal outputs, the first classes are taken."""
     outputs, targets = _flat(outputs, targets)
     own = outputs[np.arange(len(targets)), targets][:, np.newaxis]
@@ -217,18 +217,18 @@ def _top(number: int, outputs: np.ndarray, targets: np.ndarray) -> Counts:
     return {"right": np.count_nonzero(rank < number), "all": len(targets)}
 
 
-def _signs(outputs: np.ndarray, targets: np.ndarray) -> Counts:
+def _signs(outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
     return {"right": np.count_nonzero((outputs > 0) == (targets > 0.5)), "all": targets.size}
 
 
-def _errors(outputs: np.ndarray, targets: np.ndarray, centre: float | np.ndarray = 0.0) -> Counts:
+def _errors(outputs: np.ndarray, targets: np.ndarray, centre: float | np.ndarray = 0.0) -> Mapping[str, Any]:
     errors = outputs.astype(np.float64) - targets
     counts = {"all": len(targets), "absolute": np.abs(errors).sum(0), "squares": np.square(errors).sum(0)}
     centred = targets.astype(np.float64) - centre
     return {**counts, "sum": centred.sum(0), "sum_of_squares": np.square(centred).sum(0)}
 
 
-def _surprise(outputs: np.ndarray, targets: np.ndarray) -> Counts:
+def _surprise(outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
     """Sum up the negative logarithms of the targets' probabilities."""
     outputs, targets = _flat(outputs, targets)
     highest = outputs.max(1, keepdims=True)
