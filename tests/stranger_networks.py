@@ -7,6 +7,7 @@ Oracle of each: `expected`, torch's optimizer on the whole batches in one proces
 # Buffers and submodules have no types.
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+from torchvision.models.googlenet import GoogLeNetOutputs
 
 from allstep.common.data.sharding import sample_order
 
@@ -210,9 +212,38 @@ class Listed(Base):
         return functional.linear(hidden, self.weights[0])
 
 
+class Named(Base):
+    """Logits in an object, beside others."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=super().forward(inputs), hidden_states=inputs)
+
+
+class Pair(Base):
+    """Logits and another loss, in training alone."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        logits = super().forward(inputs)
+        return (logits, None, {"aux": logits.new_zeros(())}) if self.training else logits
+
+
+class Heads(Base):
+    """Auxiliary heads in training, as torchvision's GoogLeNet has them."""
+
+    def more(self) -> None:
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        logits = super().forward(inputs)
+        return GoogLeNetOutputs(logits, self.first(inputs), self.second(inputs)) if self.training else logits
+
+
 NETWORKS = {
     one.__name__: one
-    for one in (Buffers, ExtraState, Complex, Layouts, Tied, Outside, Containers, Calls, Scalar, Listed)
+    for one in (
+        *(Buffers, ExtraState, Complex, Layouts, Tied, Outside, Containers, Calls, Scalar, Listed),
+        *(Named, Pair, Heads),
+    )
 }
 REFUSED_BY_FSDP = {
     "Scalar": "received scale, a single number",
@@ -230,7 +261,15 @@ def expected(network: Any, optimizer: str) -> nn.Module:
         for begin in range(0, SIZE, BATCH):
             chosen = order[begin : begin + BATCH]
             steps.zero_grad()
-            functional.cross_entropy(network(torch.from_numpy(X[chosen])), torch.from_numpy(Y[chosen])).backward()
+            outputs, targets = network(torch.from_numpy(X[chosen])), torch.from_numpy(Y[chosen])
+            heads = [(1.0, outputs)]
+            if isinstance(outputs, GoogLeNetOutputs):
+                heads = [(1.0, outputs.logits), (0.3, outputs.aux_logits1), (0.3, outputs.aux_logits2)]
+            elif isinstance(outputs, tuple):
+                heads = [(1.0, outputs[0])]
+            elif isinstance(outputs, SimpleNamespace):
+                heads = [(1.0, outputs.logits)]
+            sum(weight * functional.cross_entropy(logits, targets) for weight, logits in heads).backward()
             steps.step()
     return network
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
+from ranks import full
 from torch import nn
 
 from allstep.common.base.errors import UserError
@@ -144,15 +145,18 @@ def test_a_softmax_is_told(capsys):
     assert "softmax" not in "".join(capsys.readouterr())
 
 
-def test_auxiliary_heads_have_their_published_weights():
-    network = build_other("torchvision:googlenet", Dataset(None, None, (32, 32, 3), 3), 0)  # pyright: ignore
-    targets = torch.tensor([0, 1] * 4)
-    outputs = network(IMAGES)
+@pytest.mark.parametrize(
+    ("name", "side", "weight", "heads"), [("googlenet", 32, 0.3, 2), full("inception_v3", 299, 0.4, 1)]
+)
+def test_auxiliary_heads_have_their_published_weights(name, side, weight, heads):
+    network = build_other(f"torchvision:{name}", Dataset(None, None, (side, side, 3), 3), 0)  # pyright: ignore
+    targets, images = torch.tensor([0, 1]), torch.randn(2, 3, side, side)
+    outputs = network(images)
     of = nn.functional.cross_entropy
     expected = of(outputs.logits, targets, reduction="sum")
-    expected = expected + sum(0.3 * of(head, targets, reduction="sum") for head in outputs.heads)
+    expected = expected + sum(weight * of(head, targets, reduction="sum") for head in outputs.heads)
     torch.testing.assert_close(with_heads(build_loss("cross-entropy"))(outputs, targets), expected)
-    assert len(outputs.heads) == 2 and isinstance(network.eval()(IMAGES), torch.Tensor)
+    assert len(outputs.heads) == heads and isinstance(network.eval()(images), torch.Tensor)
 
 
 def test_fsdp_leaves_tied_weights_and_lists_to_the_root():

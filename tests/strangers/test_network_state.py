@@ -47,6 +47,14 @@ def test_on_two_ranks_of_torchrun(strategy, tmp_path):
     assert result.stdout.count("as in one process") == 2 * len(names)
 
 
+@pytest.mark.full
+def test_compiled(tmp_path):
+    names = ("Named", "Pair", "Heads", "Buffers", "Complex")
+    result = train((), tmp_path, "single", *names, "--compile")
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("as in one process") == len(names)
+
+
 class Odd(Base):
     def more(self) -> None:
         """Leave it to the tests."""
