@@ -120,9 +120,11 @@ def _outputs(network: nn.Module, dataset: Dataset) -> object:
     return_logits(network, tuple(dataset.output_shape))
     network.to(inputs.device)
     with torch.no_grad(), torch.random.fork_rng():
-        with _noting_values(network), _unchanged(network):
-            outputs = network.eval()(inputs)
+        if any(map(is_lazy, network.modules())):
+            network.eval()(inputs)
         with _unchanged(network) as before:
+            with _noting_values(network):
+                outputs = network.eval()(inputs)
             counters = {name: one.clone() for name, one in entries(network) if _may_count(one)}
             with noting_uses(network):
                 trained = network.train()(inputs)
