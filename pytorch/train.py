@@ -45,6 +45,7 @@ def session(
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     with uncollected():
         from allstep.common.recipe.noise_scale import why_not_measured
+        from allstep.common.training import profiling
         from allstep.common.training.earlier_run import resolve_auto
         from allstep.common.training.opening import open_dataset
         from allstep.common.training.training_run import TrainingRun
@@ -63,6 +64,7 @@ def session(
         return None
 
     config = resolve_auto(config, strategy.collectives)
+    profile = profiling.hooks_of(config, strategy.placement, "pytorch")
     dataset = parts.adapt(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     )
@@ -80,7 +82,7 @@ def session(
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
     measures_noise = why_not_measured(config, "pytorch") is None
     worker = Worker(network, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
-    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network)])
+    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network), *profile])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:

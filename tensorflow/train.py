@@ -40,6 +40,7 @@ def session(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
         from allstep.common.recipe.noise_scale import why_not_measured
+        from allstep.common.training import profiling
         from allstep.common.training.earlier_run import resolve_auto
         from allstep.common.training.opening import open_dataset
         from allstep.common.training.training_run import TrainingRun
@@ -58,6 +59,7 @@ def session(
         return None
 
     config = resolve_auto(config, strategy.collectives)
+    profile = profiling.hooks_of(config, strategy.placement, "tensorflow")
     dataset = parts.adapt(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     )
@@ -76,7 +78,7 @@ def session(
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
     measures_noise = why_not_measured(config, "tensorflow") is None
     worker = Worker(model, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
-    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
+    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model), *profile])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:

@@ -3,10 +3,10 @@
     allstep report DIR...
 
 Takes results of `allstep compare`, `allstep collectives`, `allstep forecast --output` and `--validate --output`,
-`allstep study`, `allstep tune`, saved benchmarks, and training runs (metrics.jsonl), anywhere in the directories. Both
-files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a phone and
-printed. Unreadable files, and directories without any results, are listed on the terminal and in the report, one line
-each, and left out; the exit status is 2 if nothing is left.
+`allstep study`, `allstep tune`, saved benchmarks, training runs (metrics.jsonl) and their profiles, anywhere in the
+directories. Both files go to the first directory. report.html is one file that needs no network: it can be mailed, read
+on a phone and printed. Unreadable files, and directories without any results, are listed on the terminal and in the
+report, one line each, and left out; the exit status is 2 if nothing is left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from allstep.commands.report import compare_sections, other_sections, search_section
+from allstep.commands.report import compare_sections, other_sections, profile_section, search_section
 from allstep.commands.report.sources import Sources, read
 from allstep.commands.shared.page.document import Section
 from allstep.commands.shared.page.render import render
@@ -71,4 +71,5 @@ def build(sources: Sources) -> list[Section]:
     sections += [search_section.search(path, result) for path, result in sources.searches]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
+    sections += [profile_section.profile(path, result) for path, result in sources.profiles]
     return sections

@@ -13,6 +13,7 @@ from typing import Any
 
 from allstep.commands.compare.records import ComparisonResult
 from allstep.commands.forecast.records import ForecastsResult, ValidationResult
+from allstep.commands.report.profile_section import ProfileResult
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.figures import BenchmarkResult
@@ -41,13 +42,14 @@ class Sources:
     benchmarks: list[tuple[Path, BenchmarkResult]] = field(default_factory=list)
     studies: list[tuple[Path, StudyResult]] = field(default_factory=list)
     searches: list[tuple[Path, SearchResult]] = field(default_factory=list)
+    profiles: list[tuple[Path, ProfileResult]] = field(default_factory=list)
     runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Problems in one line each."""
 
     def __len__(self) -> int:
         results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
-        return sum(map(len, (*results, self.studies, self.searches, self.runs)))
+        return sum(map(len, (*results, self.studies, self.searches, self.profiles, self.runs)))
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def _read_json(found: Sources, path: Path) -> None:
         BenchmarkResult: found.benchmarks,
         StudyResult: found.studies,
         SearchResult: found.searches,
+        ProfileResult: found.profiles,
     }
     for kind, results in lists.items():
         if isinstance(content, dict) and content.get("format") in files.formats(kind):

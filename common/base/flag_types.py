@@ -155,6 +155,14 @@ def ramp_step(word: str) -> str:
     return word
 
 
+def step_range(word: str) -> str:
+    """Parse FIRST:LAST, steps that count from 1."""
+    first, colon, last = word.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= MAX_COUNT):
+        raise wrong("to be FIRST:LAST, steps from 1 on", word, "write it as in 10:15")
+    return word
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser that raises UserError with messages like those of the rest of allstep."""
 

@@ -94,6 +94,7 @@ def _check_output(output: OutputConfig) -> None:
             ("--log-every", output.log_every and not (output.mlflow or output.wandb)),
             ("--tensorboard", output.tensorboard),
             ("--checkpoint-every", output.checkpoint_every),
+            ("--profile", output.profile),
         ):
             if given:
                 raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
@@ -101,6 +102,8 @@ def _check_output(output: OutputConfig) -> None:
             raise UserError(
                 f"expected --output-dir with --resume {output.resume}, received none; name the run's output directory"
             )
+    if output.profile_ranks and output.profile is None:
+        raise UserError("--profile-ranks needs --profile, received none; give the steps, as in --profile 10:15")
     if output.resume not in (None, "auto") and output.init_from:
         raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
 

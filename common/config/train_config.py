@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.base.flag_types import MAX_COUNT, WEEK, local_ranks, nonempty_text, number, ramp_step, whole
+from allstep.common.base.flag_types import (
+    MAX_COUNT,
+    WEEK,
+    local_ranks,
+    nonempty_text,
+    number,
+    ramp_step,
+    step_range,
+    whole,
+)
 from allstep.common.catalog.losses import loss_name
 from allstep.common.catalog.metrics import best_name, metric_name
 from allstep.common.catalog.model_args import model_argument
@@ -264,6 +273,13 @@ class OutputConfig:
 
     wandb: bool = False
     """Also report to Weights & Biases; WANDB_PROJECT and WANDB_MODE set the project and the mode."""
+
+    profile: Annotated[str | None, step_range] = None
+    """Profile these steps, as in 10:15, by the framework's profiler: traces for Perfetto and TensorBoard, and tables
+    for allstep report, in the output directory's profile/."""
+
+    profile_ranks: Annotated[tuple[int, ...], whole(0, MAX_COUNT)] = ()
+    """Ranks to profile; default: all."""
 
     checkpoint_every: Annotated[int, whole(0, MAX_COUNT)] = 0
     """Save a checkpoint every N steps as well as after each epoch; 0 saves only after epochs."""

@@ -40,7 +40,10 @@ def goes_on(flags: OutputConfig, directory: Path) -> bool:
 
 def set_aside(directory: Path) -> None:
     """Move an earlier run's files into a separate folder, so that a new run neither loses nor continues them."""
-    left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", trace.FOLDER)]
+    left = [
+        directory / name
+        for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", "profile", trace.FOLDER)
+    ]
     left = [path for path in left if path.exists()]
     if left:
         number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
