@@ -144,6 +144,8 @@ def _check_optimizer(config: TrainConfig) -> None:
                 f"expected --op average with {name}, which changes the average of the ranks' gradients, received {op}; "
                 "leave one of them out"
             )
+    if config.parallel.compression == "bf16" and op == "adasum":
+        raise UserError("--compression bf16 needs --op average or sum, received adasum; use --compression fp16")
     for name, given in (("--gradient-noise", flags.gradient_noise > 0), ("--ema", flags.ema is not None)):
         if given and strategy == "parameter-server":
             raise UserError(

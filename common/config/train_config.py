@@ -167,8 +167,9 @@ LAYER_SLOTS = ("layer_exp_avg_sq",)
 class StrategyConfig:
     """Parallel strategy and gradient reduction; each flag names the strategies that use it, unless all do."""
 
-    compression: Literal["none", "fp16"] = "none"
-    """horovod: compression of gradients for sending; fp16 sends them in half precision."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """horovod: compression of gradients for sending; fp16 and bf16 send them in 16 bits, bf16 all together after the
+    backward pass."""
 
     op: Literal["average", "sum", "adasum"] = "average"
     """horovod: reduction of the gradients of all ranks. sum has the effect of average with the learning rate

@@ -18,6 +18,7 @@ from allstep.common.config.train_config import StrategyConfig
 from allstep.common.training.horovod_ranks import HorovodRanks
 from allstep.pytorch.compat import all_reduce_handles, set_averaged_parameters, without_compiler
 from allstep.pytorch.kept.network_state import as_real, can_train
+from allstep.pytorch.strategies.bf16_sum import Bf16Sums
 from allstep.pytorch.strategies.ordered_sum import Wait
 from allstep.pytorch.strategies.reduction import Reduction
 from allstep.pytorch.strategies.strategy import Strategy
@@ -73,6 +74,10 @@ class Horovod(HorovodRanks, Strategy):
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         kind = _AdasumOfUpdates if self.flags.op == "adasum" else _AllReduces
+        if self.flags.compression == "bf16":  # a single rank sends nothing
+            if self.placement.world_size == 1:
+                return Reduction(self.compiled(network), optimizer)
+            kind = Bf16Sums
         return kind(self.compiled(network), optimizer, self.flags)
 
     def _broadcast_bytes(self, tensors: Mapping[str, torch.Tensor]) -> None:

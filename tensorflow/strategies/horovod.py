@@ -17,7 +17,8 @@ from allstep.common.training.horovod_ranks import HorovodRanks
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.drop_in.optimizer import Distributed
 from allstep.tensorflow.models import trainable_names
-from allstep.tensorflow.passes import Gradients
+from allstep.tensorflow.passes import Gradients, on_present
+from allstep.tensorflow.strategies.bf16_sum import sum_gradients
 from allstep.tensorflow.strategies.reduction import Reduction
 from allstep.tensorflow.strategies.strategy import Strategy
 
@@ -78,7 +79,9 @@ class Horovod(HorovodRanks, Strategy):
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
-        reduction = _AllReduces(model, optimizer, self.compiled)
+        is_bf16 = self.flags.compression == "bf16" and self.placement.world_size > 1
+        reduction = (_Bf16Sums if is_bf16 else _AllReduces)(model, optimizer, self.compiled)
+        reduction.divisor = self.placement.world_size if self.flags.op == "average" else 1
         reduction.names = trainable_names(model)  # they travel as a group, so all wait for all
         return reduction
 
@@ -94,6 +97,8 @@ class _AllReduces(Reduction):
 
     optimizer: Distributed
     names: Sequence[str]
+    divisor: int
+    """Divisor of sums of gradients, for reductions that do not leave it to Horovod."""
 
     def __call__(self, gradients: Gradients) -> Gradients:
         return self.optimizer.reduce(gradients, self._variables)
@@ -103,3 +108,10 @@ class _AllReduces(Reduction):
 
     def pending_tensors(self) -> Sequence[str]:
         return self.names
+
+
+class _Bf16Sums(_AllReduces):
+    """--compression bf16: all gradients together, after the backward pass."""
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        return on_present(lambda present: sum_gradients(list(present), self.divisor), gradients)
