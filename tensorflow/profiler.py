@@ -33,7 +33,7 @@ class Profiler:
     def events(self, path: Path) -> Sequence[Mapping[str, Any]]:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-        space = xplane_pb2.XSpace()
+        space = xplane_pb2.XSpace()  # pyright: ignore[reportAttributeAccessIssue]
         recorded = max(self._folder.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
         space.ParseFromString(recorded.read_bytes())
         events = [event for number, plane in enumerate(space.planes) for event in _events(plane, number)]

@@ -125,7 +125,7 @@ class Profiling(Hook):
             if self._between is None:
                 self._begun = step + 1
                 self._train_step = session.worker.train_step
-                session.worker.train_step = self._recorded_step
+                setattr(session.worker, "train_step", self._recorded_step)  # noqa: B010  for this object alone
             self._pause()
 
     def _pause(self) -> None:

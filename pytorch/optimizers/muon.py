@@ -50,11 +50,12 @@ class Muon(torch.optim.Optimizer):
             weight.add_(own_rows(parameter, orthogonal(update)), alpha=-rate)
 
     def _move_others(self, parameters: Sequence[torch.Tensor], group: dict) -> None:
-        moments = [local(self._slots(parameters, name)) for name in ("exp_avg", "exp_avg_sq")]
+        means, squares = (local(self._slots(parameters, name)) for name in ("exp_avg", "exp_avg_sq"))
         adam(
             local(parameters),
             local_gradients(parameters),
-            *moments,
+            means,
+            squares,
             [],
             [self.state[parameter]["step"] for parameter in parameters],
             foreach=True,

@@ -51,7 +51,7 @@ class Muon(Adam):
         update = orthogonal((1 - self.MOMENTUM) * gradient + self.MOMENTUM * average)
         if decay := self.decay_of(variable):
             variable.assign_sub(rate * decay * variable)
-        variable.assign_sub(rate * (0.2 * math.sqrt(max(variable.shape))) * update)
+        variable.assign_sub(rate * (0.2 * math.sqrt(max(variable.shape.as_list()))) * update)
 
     def get_config(self) -> dict:
         config = super().get_config()
@@ -61,7 +61,8 @@ class Muon(Adam):
 
 def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
     """Return about U V^T for a matrix U S V^T, by five steps of a Newton-Schulz iteration (Jordan et al. 2024)."""
-    is_high = matrix.shape[0] > matrix.shape[1]
+    rows, columns = matrix.shape.as_list()
+    is_high = rows > columns
     wide = tf.transpose(matrix) if is_high else matrix
     wide = wide / tf.maximum(norm(wide), 1e-7)
     for _ in range(5):
