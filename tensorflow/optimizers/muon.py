@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import keras
 import tensorflow as tf
@@ -51,7 +52,7 @@ class Muon(Adam):
         update = orthogonal((1 - self.MOMENTUM) * gradient + self.MOMENTUM * average)
         if decay := self.decay_of(variable):
             variable.assign_sub(rate * decay * variable)
-        variable.assign_sub(rate * (0.2 * math.sqrt(max(variable.shape.as_list()))) * update)
+        variable.assign_sub(rate * (0.2 * math.sqrt(max(_sides(variable)))) * update)
 
     def get_config(self) -> dict:
         config = super().get_config()
@@ -61,7 +62,7 @@ class Muon(Adam):
 
 def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
     """Return about U V^T for a matrix U S V^T, by five steps of a Newton-Schulz iteration (Jordan et al. 2024)."""
-    rows, columns = matrix.shape.as_list()
+    rows, columns = _sides(matrix)
     is_high = rows > columns
     wide = tf.transpose(matrix) if is_high else matrix
     wide = wide / tf.maximum(norm(wide), 1e-7)
@@ -69,3 +70,7 @@ def orthogonal(matrix: tf.Tensor) -> tf.Tensor:
         square = tf.matmul(wide, wide, transpose_b=True)
         wide = 3.4445 * wide + tf.matmul(-4.7750 * square + 2.0315 * tf.matmul(square, square), wide)
     return tf.transpose(wide) if is_high else wide
+
+
+def _sides(matrix: tf.Tensor | tf.Variable) -> list[int]:
+    return cast("list[int]", matrix.shape.as_list())
