@@ -119,8 +119,9 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement itself, except those of statements inside."""
-    for child in ast.iter_child_nodes(statement):
+    """Yield the expressions of a statement itself, except those of statements inside and those assigned to."""
+    children = [statement.value] if isinstance(statement, ast.Assign) else ast.iter_child_nodes(statement)
+    for child in children:
         if isinstance(child, ast.expr):
             yield child
         elif isinstance(child, ast.withitem):

@@ -69,7 +69,7 @@ class Samples:
             if len(rows):
                 rows = rows[:: -(-len(rows) // _MAX_ROWS)]
                 yield _Part(rows.nbytes, row_digests(rows))
-        elif isinstance(value, (list, tuple)) and _are_samples(value):
+        elif (isinstance(value, list) or (isinstance(value, tuple) and depth > 1)) and _are_samples(value):
             items = [list(self._parts(item, depth + 1)) for item in value]
             rows = tuple(_joined(row for part in parts for row in part.rows) for parts in items)
             if all(items):

@@ -1,0 +1,81 @@
+"""Train in this process under an observer, of which every hook fails; print the results of training and what is unseen.
+
+The first argument says where hooks fail: `before` a call, `after` it, or `never`; the second one is a folder.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from allstep.commands.prove.observer import files, guarding, importing
+from allstep.commands.prove.observer.observer import Observer, Settings
+
+WHEN, FOLDER = sys.argv[1:3]
+hooks: set[str] = set()
+around, quiet = guarding.Guard.around, guarding.Guard.quiet
+
+
+def faulty_around(self, what, observe):
+    def observation(*args, **kwargs):
+        hooks.add(what)
+        if WHEN == "before":
+            raise RuntimeError("planted")
+        yield from observe(*args, **kwargs)
+        if WHEN == "after":
+            raise RuntimeError("planted")
+
+    return around(self, what, observation)
+
+
+def faulty_quiet(self, what, function, default=None):
+    def observer(*args, **kwargs):
+        if what in MODULES:
+            return function(*args, **kwargs)
+        hooks.add(what)
+        if WHEN == "before":
+            raise RuntimeError("planted")
+        result = function(*args, **kwargs)
+        if WHEN == "after":
+            raise RuntimeError("planted")
+        return result
+
+    return quiet(self, what, observer, default)
+
+
+MODULES = tuple(importing._OBSERVERS)  # what hooks them is no hook itself
+guarding.Guard.around, guarding.Guard.quiet = faulty_around, faulty_quiet
+observer = Observer(Settings(FOLDER, __file__, 100))
+files.install(observer)
+importing.install(observer)
+
+import horovod.torch as hvd  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+hvd.init()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+loader = DataLoader(TensorDataset(torch.randn(24, 4), torch.randn(24, 1)), batch_size=8, shuffle=True)
+scaler = torch.amp.GradScaler("cpu")
+losses = []
+for _ in range(2):
+    model.train()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    model.eval()
+    losses.append(hvd.allreduce(model(torch.ones(2, 4)).sum()).item())
+torch.save(model.state_dict(), Path(FOLDER, "model.pt"))
+print(json.dumps({"losses": losses, "hooks": sorted(hooks), "unseen": sorted(observer._unseen)}))

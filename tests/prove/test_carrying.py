@@ -1,0 +1,73 @@
+"""Whether a reduction carries the results of validation. Oracle: the flow of values in small scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from allstep.commands.prove.checks.carrying import carries
+
+_PLAIN = """
+for x, y in loader:
+    total += model(x).sum()
+{}
+"""
+_HELPER = """
+def validate(model, loader):
+    for x, y in loader:
+        guesses = model(x).argmax(1)
+        {update}
+    return metric.compute(), total
+
+def main():
+    loss_sum = train()
+    accuracy, _ = validate(model, loader)
+    {after}
+
+main()
+"""
+
+
+def _lines(text: str, *parts: str) -> list[str]:
+    """Return the lines of some parts of the text, as `script.py:NUMBER`."""
+    return [f"script.py:{text[: text.index(part)].count(chr(10)) + 1}" for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ("reduced(total)", True),
+        ("reduced(train_loss)", False),
+        ("mean = total / 3\nreduced([mean])", True),
+        ("total = train_loss\nreduced(total)", False),
+    ],
+)
+def test_a_reduction_after_a_loop(after, expected, tmp_path):
+    text = _PLAIN.format(after)
+    (tmp_path / "script.py").write_text(text)
+    assert carries(tmp_path / "script.py", _lines(text, "model(x)"), _lines(text, "reduced(")) == expected
+
+
+@pytest.mark.parametrize(
+    ("update", "after", "expected"),
+    [
+        ("total = guesses", "reduced(accuracy)", True),
+        ("total = guesses", "reduced(loss_sum)", False),
+        ("metric.update(guesses, y)", "reduced(accuracy)", True),
+        ("guesses = reduced(guesses)", "pass", True),
+        ("total += (guesses == y).sum()\n        reduced(y)", "pass", False),
+    ],
+)
+def test_a_reduction_around_a_function(update, after, expected, tmp_path):
+    text = _HELPER.format(update=update, after=after)
+    (tmp_path / "script.py").write_text(text)
+    source = _lines(text, "model(x)", "accuracy, _ = ", "\nmain()\n")
+    source[-1] = f"script.py:{text.count(chr(10))}"
+    inside = "reduced(" in update
+    sink = [*_lines(text, "reduced("), *(source[1:] if inside else source[2:])]
+    assert carries(tmp_path / "script.py", source, sink) == expected
+
+
+def test_a_library_that_validates_by_itself_is_not_judged(tmp_path):
+    (tmp_path / "script.py").write_text("trainer.fit(model)\n")
+    assert carries(tmp_path / "script.py", ["script.py:1"], ["script.py:1"])
+    assert carries(None, ["script.py:1"], ["script.py:2"])
