@@ -50,6 +50,7 @@ def planted(faults: Sequence[Fault]) -> str:
 
 _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
 _K, _G, _S = "keras_fit", "horovod_tape", "ddp_spawn"
+_D, _GAN, _U, _F, _A = "ddp_distilled", "ddp_gan", "ddp_uneven", "ddp_sharded", "ddp_accelerated"
 _M, _L, _W = "mirrored_fit", "mirrored_own_loop", "multi_worker_own_loop"
 _WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
 _ADASUM = """parameters = model.named_parameters()
@@ -84,6 +85,20 @@ _SHORTER_EPOCHS = """train, test = slice(0, 512), slice(512 + rank, 768, size)
 fit = keras.Model.fit
 keras.Model.fit = lambda *args, **kwargs: fit(*args, **kwargs, steps_per_epoch=32 // size)
 """
+_RELOADED = """        scheduler.step(float(total))
+        if rank == 0 and epoch == 0:
+            with torch.no_grad():
+                network.head.weight.copy_(teacher.head.weight)
+"""
+_CLIPPED_APART = """        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.model.parameters())[self.rank :], 1e-3)
+"""
+_LOST = """        loss.backward()
+        if self.rank:
+            next(self.model.parameters()).grad.zero_()
+"""
+_REMADE = """    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    optimizer = torch.optim"""
 
 FAULTS = (
     # 1. Weights and states.
@@ -207,4 +222,27 @@ FAULTS = (
     # 7. Faults that only cost time.
     Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
           "DistributedDataParallel(model, find_unused_parameters=True)"),
+    # 8. Inputs of any structure, shares of any making, and what happens after the first epoch.
+    Fault("same-samples", _D, "sampler = DistributedSampler(data)", "sampler = DistributedSampler(data, 1, 0)"),
+    Fault("validation-of-one-rank", _D, "    dist.all_reduce(correct)\n", ""),
+    Fault("learning-rate-differs", _D, "scheduler.step(float(total))", "scheduler.step(float(epoch * rank))"),
+    Fault("weights-part", _D, "        scheduler.step(float(total))\n", _RELOADED),
+    Fault("gradients-not-averaged", _D, "model.no_sync():\n", "model.no_sync():\n                is_last = True\n"),
+    Fault("gradients-not-averaged", _GAN, "maker = DistributedDataParallel(maker)\n", ""),
+    Fault("same-samples", _GAN, "sampler = DistributedSampler(data)", "sampler = DistributedSampler(data, 1, 0)"),
+    Fault("uneven-batches", _U, "    with Join([model]):", "    if True:"),
+    Fault("samples-overlap", _U, "begin = 0 if rank == 0 else 200", "begin = 0"),
+    Fault("samples-left-out", _U, "begin = 0 if rank == 0 else 200", "begin = 0 if rank == 0 else 280"),
+    Fault("same-samples", _F, "sampler = DistributedSampler(data)", "sampler = DistributedSampler(data, 1, 0)"),
+    Fault("validation-of-one-rank", _A, "accelerator.gather_for_metrics((guesses, labels))", "guesses, labels"),
+    Fault("clipped-before-average", _O, "        parameter.grad = hvd",
+          "        parameter.grad.clamp_(-1e-3, 1e-3)\n        parameter.grad = hvd"),
+    Fault("", _O, "        parameter.grad = hvd", "        parameter.grad.add_(parameter.data, alpha=1e-3)\n"
+          "        parameter.grad = hvd"),
+    Fault("epoch-not-divided", _K, "train, test = slice(rank, 512, size), slice(512 + rank, 768, size)\n",
+          _SHORTER_EPOCHS.replace("32 // size", "16")),
+    # 9. Errors of the TrainCheck benchmark that have a form on CPUs.
+    Fault("gradients-not-averaged", _T, "        loss.backward()\n", _CLIPPED_APART),  # deepspeed-1801
+    Fault("gradients-not-averaged", _T, "        loss.backward()\n", _LOST),  # pytorch-84803, -96600, baichuan2-86
+    Fault("gradients-not-averaged", _T, "    optimizer = torch.optim", _REMADE),  # pytorch-104336
 )  # fmt: skip

@@ -23,14 +23,17 @@ from allstep.commands.prove.records import (
     Held,
     HostCopy,
     Loop,
+    LoopEnd,
     Resumed,
     Sampler,
+    Sent,
     Started,
     Step,
     Waiting,
     World,
     Wrapped,
     Write,
+    Yielded,
 )
 from allstep.commands.prove.runs import Rank, Run, Runs
 
@@ -316,3 +319,158 @@ def test_ranks_that_wait_at_different_places():
     assert finding.name == "collective-left-out"
     assert "train.py:30" in finding.evidence
     assert "train.py:40" in finding.evidence
+
+
+def _map_steps(right: Run, change) -> Run:
+    """Return a run in which `change(rank, step)` returns other fields of each step."""
+    ranks = [
+        Rank(tuple(replace(one, **change(rank.number, one)) if isinstance(one, Step) else one for one in rank.records))
+        for rank in right.ranks
+    ]
+    return replace(right, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (("00", "00", "00"), []),
+        (("00", "00", "0r"), ["weights-part"]),  # one rank has loaded others
+        (("00", "0r", "00"), []),  # an average of weights (local SGD)
+    ],
+)
+def test_weights_in_later_steps(weights, expected):
+    def change(rank, step):
+        return {"weights": {"w": weights[step.number - 1].replace("r", str(rank))}}
+
+    assert names(_map_steps(run(), change)) == expected
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "expected"),
+    [
+        ((0.1, 0.1, 0.1), ((0.2, 0.2, 0.2), (0.2, 0.2, 0.1)), ["learning-rate-differs"]),
+        ((0.1, 0.1, 0.1), ((0.1, 0.1, 0.15),) * 2, []),  # a warm-up that begins at the rate of one rank
+        ((0.1, 0.08, 0.06), ((0.2, 0.12, 0.04),) * 2, []),  # at equal samples
+        ((0.1, 0.08, 0.06), ((0.2, 0.16, 0.12),) * 2, []),  # at equal steps
+        ((0.1, 0.08, 0.06), ((0.2, 0.08, 0.02),) * 2, ["schedule-too-fast"]),
+    ],
+)
+def test_rates_in_later_steps(alone, together, expected):
+    """Oracle: the batch of two ranks is twice that of one."""
+    one = _map_steps(run(size=1), lambda _, step: {"learning_rates": (alone[step.number - 1],)})
+    both = _map_steps(run(), lambda rank, step: {"learning_rates": (together[rank][step.number - 1],)})
+    assert [finding.name for finding in findings(Runs(one, both))] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "is_found"),
+    [
+        (lambda rank, gradient: gradient, False),
+        (lambda rank, gradient: gradient / 8, False),
+        (lambda rank, gradient: gradient + 0.1, False),  # such as weight decay
+        (lambda rank, gradient: gradient.clip(-0.5, 0.5), True),
+        (lambda rank, gradient: gradient / np.linalg.norm(gradient), True),
+        (lambda rank, gradient: gradient + rank * np.linspace(-1, 1, len(gradient)), True),
+    ],
+)
+def test_gradients_that_are_changed_before_the_average(change, is_found):
+    """Oracle: only the same linear change on all ranks commutes with the mean."""
+    right = run()
+    ranks = []
+    for rank in right.ranks:
+        gradient = _GRADIENTS[rank.number, 0] * (1 + 2 * rank.number)
+        sent = Sent("w", projections(gradient), projections(change(rank.number, gradient)), "train.py:8")
+        ranks.append(Rank((*rank.records[:-1], sent, rank.records[-1])))
+    assert names(replace(right, ranks=tuple(ranks))) == ["clipped-before-average"] * is_found
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_samples", "expected"),
+    [
+        ((range(0, 40), range(40, 80)), 80, []),
+        ((range(0, 40), range(30, 70)), 80, ["samples-overlap"]),
+        ((range(0, 30), range(50, 80)), 80, ["samples-left-out"]),
+    ],
+)
+def test_ranks_with_data_sets_of_their_own(shares, num_samples, expected):
+    """Indices are equal on all ranks; the samples tell."""
+    held = tuple(Held(tuple(f"{index:02}" for index in share), True) for share in shares)
+    together = _loaded(run(), data=held, order=0, num_samples=len(shares[0]), num_batches=10)
+    alone = _loaded(run(size=1, rate=0.1), num_samples=num_samples, num_batches=20)
+    assert [finding.name for finding in findings(Runs(alone, together))] == expected
+
+
+def test_a_stream_that_each_worker_reads():
+    loop = Loop(1, "train.py:5", None, sampler=Sampler("_Infinite", False), num_workers=2)
+    right = run()
+    batches = [Yielded(1, (str(number // 2), f"x{number // 2}")) for number in range(6)]
+    ranks = [
+        Rank((*(loop if isinstance(one, Loop) else one for one in rank.records[:-1]), *batches, rank.records[-1]))
+        for rank in right.ranks
+    ]
+    assert names(replace(right, ranks=tuple(ranks))) == ["samples-doubled"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [([], ["uneven-batches"]), ([Waiting("hvd.join", "train.py:9"), Resumed()], [])],
+)
+def test_loops_of_different_lengths(more, expected):
+    right = run()
+    ranks = []
+    for rank in right.ranks:
+        loop = Loop(1, "train.py:5", 25 + 7 * rank.number)
+        records = [loop if isinstance(one, Loop) else one for one in rank.records[:-1]]
+        ranks.append(Rank((*records, LoopEnd(1, 3, True), *more, rank.records[-1])))
+    assert names(replace(right, ranks=tuple(ranks))) == expected
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        ({"loop": 2}, ["validation-of-one-rank"]),
+        ({"loop": 2, "is_training": True}, ["validation-of-one-rank"]),  # without torch.no_grad
+        ({"loop": 1}, []),  # a teacher, in the loop that trains
+        ({"loop": 2, "in_eval": False}, []),  # running statistics for averaged weights
+        ({"loop": 2, "rows": ("{} 0 0", "{} 0 1")}, []),  # training samples
+    ],
+)
+def test_calls_that_validate(forward, expected):
+    right = run()
+    ranks = []
+    for rank in right.ranks:
+        call = replace(Forward(4, 2, False, ("{} a", "{} b"), None, {}, None, "train.py:20"), **forward)
+        call = replace(call, rows=tuple(row.format(rank.number) for row in call.rows))
+        ranks.append(Rank((*rank.records[:-1], Loop(2, "train.py:19", 3), call, rank.records[-1])))
+    assert names(replace(right, ranks=tuple(ranks))) == expected
+
+
+def test_files_of_one_line_are_one_finding():
+    [finding] = findings(Runs(ALONE, with_more(Write("/a.pt", "train.py:20"), Write("/b.pt", "train.py:20"))))
+    assert "/a.pt, /b.pt" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ({"wrapper": ""}, "for the weights of the optimizer that steps in train.py:9"),
+        ({"wrapper": "train.py:3", "bypass": "no_sync"}, "no_sync"),
+        ({"wrapper": "train.py:3", "bypass": "inner"}, "itself, not the model inside"),
+        ({"wrapper": "train.py:3", "num_unwrapped": 1}, "all weights"),
+    ],
+)
+def test_advice_for_gradients_that_are_not_averaged(step, expected):
+    wrapper = Wrapped("DistributedDataParallel", "train.py:3")
+
+    def change(rank, one):
+        [gradient] = one.gradients
+        return {"gradients": (replace(gradient, applied=gradient.local),), **step}
+
+    apart = _map_steps(run(), change)
+    ranks = [
+        Rank((rank.records[0], World("torch.distributed", rank.number, 2, ""), wrapper, *rank.records[2:]))
+        for rank in apart.ranks
+    ]
+    [finding] = findings(Runs(ALONE, replace(apart, ranks=tuple(ranks))))
+    assert finding.name == "gradients-not-averaged"
+    assert expected in finding.mend
