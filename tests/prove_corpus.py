@@ -225,7 +225,7 @@ FAULTS = (
     # 8. Inputs of any structure, shares of any making, and what happens after the first epoch.
     Fault("same-samples", _D, "sampler = DistributedSampler(data)", "sampler = DistributedSampler(data, 1, 0)"),
     Fault("validation-of-one-rank", _D, "    dist.all_reduce(correct)\n", ""),
-    Fault("learning-rate-differs", _D, "scheduler.step(float(total))", "scheduler.step(float(epoch * rank))"),
+    Fault("learning-rate-differs", _D, "scheduler.step(float(total))", "scheduler.step(float(epoch * rank or -epoch))"),
     Fault("weights-part", _D, "        scheduler.step(float(total))\n", _RELOADED),
     Fault("gradients-not-averaged", _D, "model.no_sync():\n", "model.no_sync():\n                is_last = True\n"),
     Fault("gradients-not-averaged", _GAN, "maker = DistributedDataParallel(maker)\n", ""),

@@ -1,4 +1,4 @@
-"""What observers make of inputs, loops and steps, without ranks. Oracle: the samples, and the order of what happens."""
+"""Observers take apart inputs, loops and steps, without ranks. Oracle: the samples, and the order of what happens."""
 
 from __future__ import annotations
 

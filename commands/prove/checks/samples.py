@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
@@ -52,7 +52,7 @@ def _same_samples(run: Run) -> Finding | None:
     # Ranks may give a model the same noise, or the same anchors, beside samples of their own.
     if not same_sites or (len(same_sites) < len(sites) and not any(_is_loaded(run, site) for site in same_sites)):
         return None
-    steps = [batches([one for one in rank.forwards(training=True) if one.line in same_sites]) for rank in run.ranks]
+    steps = [_batches_at(rank, same_sites) for rank in run.ranks]
     common = sorted(set(steps[0]).intersection(*steps[1:]))
     for first in range(len(run.ranks)):
         for second in range(first + 1, len(run.ranks)):
@@ -79,7 +79,7 @@ def _sites(run: Run) -> list[str]:
 
 def _same_at(run: Run, site: str) -> bool:
     """Return whether two ranks have mostly the same samples in a line."""
-    steps = [batches([one for one in rank.forwards(training=True) if one.line == site]) for rank in run.ranks]
+    steps = [_batches_at(rank, [site]) for rank in run.ranks]
     common = set(steps[0]).intersection(*steps[1:])
     return any(
         2 * sum(overlap(steps[first][step], steps[second][step]) > _MOST for step in common) > len(common)
@@ -91,8 +91,19 @@ def _same_at(run: Run, site: str) -> bool:
 def _is_loaded(run: Run, site: str) -> bool:
     """Return whether the samples in a line come from a loader as they are."""
     rank = run.ranks[0]
-    loaded = {row for batch in rank.all(Yielded) for row in batch.rows}
+    loaded = _loaded(rank)
     return any(not loaded.isdisjoint(one.rows) for one in rank.forwards(training=True) if one.line == site)
+
+
+def _loaded(rank: Rank) -> set[str]:
+    return {row for batch in rank.all(Yielded) for row in batch.rows}
+
+
+def _batches_at(rank: Rank, sites: Collection[str]) -> dict[int, list[str]]:
+    """Return the samples of each step at some lines: the loaded ones, if a batch also has others, such as a GAN's."""
+    loaded = _loaded(rank)
+    found = batches([one for one in rank.forwards(training=True) if one.line in sites])
+    return {step: [row for row in rows if row in loaded] or rows for step, rows in found.items()}
 
 
 def _uneven(run: Run) -> Finding | None:

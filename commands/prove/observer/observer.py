@@ -46,7 +46,7 @@ class Settings:
 class Observer:
     """Observer of one process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, guard_class: type[Guard] = Guard) -> None:
         self.folder = Path(settings.folder)
         self.num_steps = settings.num_steps
         self.num_devices = settings.num_devices
@@ -64,7 +64,7 @@ class Observer:
         self._has_ended = self._is_looking = False
         self._last_look: Callable[[], Held | None] = lambda: None
         self._unseen: set[str] = set()
-        guard = Guard(self.note_unseen)
+        guard = guard_class(self.note_unseen)
         self.quiet, self.around = guard.quiet, guard.around
         sys.excepthook = self._wrap_excepthook(sys.excepthook)
         atexit.register(self.quiet("the end of the script", self.end), "script")

@@ -7,44 +7,46 @@ import json
 import sys
 from pathlib import Path
 
-from allstep.commands.prove.observer import files, guarding, importing
+from allstep.commands.prove.observer import files, importing
+from allstep.commands.prove.observer.guarding import Guard
 from allstep.commands.prove.observer.observer import Observer, Settings
 
 WHEN, FOLDER = sys.argv[1:3]
+MODULES = ("torch", "horovod.torch", "torch.distributed")  # what hooks them is no hook itself
 hooks: set[str] = set()
-around, quiet = guarding.Guard.around, guarding.Guard.quiet
 
 
-def faulty_around(self, what, observe):
-    def observation(*args, **kwargs):
-        hooks.add(what)
-        if WHEN == "before":
-            raise RuntimeError("planted")
-        yield from observe(*args, **kwargs)
-        if WHEN == "after":
-            raise RuntimeError("planted")
-
-    return around(self, what, observation)
+def fail(when: str) -> None:
+    if when == WHEN:
+        raise RuntimeError("planted")
 
 
-def faulty_quiet(self, what, function, default=None):
-    def observer(*args, **kwargs):
-        if what in MODULES:
-            return function(*args, **kwargs)
-        hooks.add(what)
-        if WHEN == "before":
-            raise RuntimeError("planted")
-        result = function(*args, **kwargs)
-        if WHEN == "after":
-            raise RuntimeError("planted")
-        return result
+class FaultyGuard(Guard):
+    """Guard whose observers fail."""
 
-    return quiet(self, what, observer, default)
+    def around(self, what, observe):
+        def observation(*args, **kwargs):
+            hooks.add(what)
+            fail("before")
+            yield from observe(*args, **kwargs)
+            fail("after")
+
+        return super().around(what, observation)
+
+    def quiet(self, what, function, default=None):
+        def observer(*args, **kwargs):
+            if what.startswith(MODULES):
+                return function(*args, **kwargs)
+            hooks.add(what)
+            fail("before")
+            result = function(*args, **kwargs)
+            fail("after")
+            return result
+
+        return super().quiet(what, observer, default)
 
 
-MODULES = tuple(importing._OBSERVERS)  # what hooks them is no hook itself
-guarding.Guard.around, guarding.Guard.quiet = faulty_around, faulty_quiet
-observer = Observer(Settings(FOLDER, __file__, 100))
+observer = Observer(Settings(FOLDER, __file__, 100), FaultyGuard)
 files.install(observer)
 importing.install(observer)
 

@@ -62,7 +62,7 @@ def main():
     teacher = copy.deepcopy(network).eval()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold_mode="abs")
     scaler = torch.amp.GradScaler("cpu")
     for epoch in range(3):
         sampler.set_epoch(epoch)
