@@ -12,6 +12,11 @@ import hashlib
 import os
 from typing import Any, cast
 
+from allstep.common.process.requirements import missing
+
+if line := missing("tensorflow", "horovod"):
+    raise ImportError(line)
+
 import h5py
 import horovod.tensorflow
 import keras

@@ -40,7 +40,7 @@ from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.checkout import setup_command
-from allstep.common.base.errors import Fault, quote
+from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import MAX_COUNT, MAX_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.networks import IMAGE_MODELS, MODELS
@@ -155,11 +155,12 @@ def launch(
     """Measure one library once and return what each rank wrote, by rank.
 
     Raises:
-        Fault: the launcher is not installed, or the job failed, or it hung and was ended with all its processes.
+        UserError: the launcher is not installed.
+        Fault: the job failed, or it hung and was ended with all its processes.
     """
     launcher = start(BACKENDS[name].launcher, num_ranks)
     if shutil.which(launcher[0], path=environment()["PATH"]) is None:
-        raise Fault(f"expected {launcher[0]} on the path, received none; run {setup_command()}")
+        raise UserError(f"expected {launcher[0]} on the path, received none; run {setup_command()}")
     wanted = ["copy"] if name == "memcpy" else collectives
     with scratch_folder("collectives") as directory:
         worker = "allstep.commands.collectives.backends.worker"

@@ -41,9 +41,7 @@ class Measurement:
 def measure(hosts: Sequence[Host]) -> Measurement | str:
     """Run an all-reduce over the slots of hosts; if it fails, return the reason in one line."""
     num_ranks = sum(host.slots for host in hosts)
-    if (mpirun := find_mpirun()) is None:
-        return "there is no mpirun"
-    command = [mpirun, "--allow-run-as-root", "--timeout", str(_SECONDS), "--bind-to", "none"]
+    command = [find_mpirun() or "mpirun", "--allow-run-as-root", "--timeout", str(_SECONDS), "--bind-to", "none"]
     command += ["-np", str(num_ranks), "-H", to_list(hosts)]
     command += [sys.executable, "-m", "allstep.commands.doctor.all_reduce_rank"]
     result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)

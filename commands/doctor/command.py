@@ -15,6 +15,7 @@ faults, 2 for a mistake in the flags.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from allstep.commands.doctor.examination import examine  # imported late, since --help needs no NumPy and psutil
 
     findings = examine(hosts, skip=flags.skip, data_dir=flags.data_dir)
-    command = launch_lines(hosts)["horovodrun, MPI"]
+    launcher = "horovodrun, MPI" if importlib.util.find_spec("horovod") else f"torchrun on {hosts[0].name}"
+    command = launch_lines(hosts)[launcher]
     print(to_json(findings, command) if flags.json else to_text(findings, command))
     if any(finding.level == "fault" for finding in findings):
         sys.exit(1)

@@ -62,7 +62,7 @@ def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path
     finally:
         for agent in agents:
             agent.end()
-    if "all-reduce" not in skip:
+    if "all-reduce" not in skip and launchers.find_mpirun():
         findings += _check_all_reduce(hosts, visits, findings)
     return findings
 

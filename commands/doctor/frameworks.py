@@ -63,7 +63,7 @@ def check(facts: Frameworks) -> list[Finding]:
     """Return a finding for each framework, and one for Horovod's features."""
     found = [_check_one(name, facts) for name in TITLES]
     if facts.horovod is None:
-        return [*found, fault("horovod", "not installed; other strategies need none", f"run {setup_command()}")]
+        return [*found, warning("horovod", "not installed; other strategies need none", f"run {setup_command()}")]
     features = ", ".join(facts.horovod.features)
     num_gpus = max((one.num_gpus for one in facts.installed.values()), default=0)
     if num_gpus and "NCCL" not in facts.horovod.features:

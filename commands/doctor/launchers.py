@@ -61,10 +61,11 @@ def find_mpirun() -> str | None:
 
 def check(facts: Launchers) -> list[Finding]:
     """Check whether ranks can be started, from this host and from others."""
-    if facts.mpirun is None or not facts.horovodrun:
-        lacking = "horovodrun" if facts.mpirun else "MPI"
-        instead = "; torchrun starts ranks without it" if not facts.horovodrun else ""
-        return [fault("launchers", f"no {lacking} in {facts.environment}{instead}", f"run {setup_command()}")]
+    if not facts.horovodrun:
+        found = f"no horovodrun in {facts.environment}; torchrun starts ranks without it"
+        return [warning("launchers", found, f"run {setup_command()}")]
+    if facts.mpirun is None:
+        return [fault("launchers", f"no MPI in {facts.environment}", f"run {setup_command()}")]
     if not facts.ssh:
         fix = "run apt-get install openssh-client"
         return [fault("launchers", "no ssh, without which mpirun starts not even ranks of its own host", fix)]

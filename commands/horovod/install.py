@@ -137,7 +137,9 @@ def _install(target: Target, wheel: Path) -> None:
     log.unlink(missing_ok=True)
     constraints = build.cache_folder() / "installed.txt"
     constraints.write_text("".join(_installed()))
-    pip(target.python, "install", "--constraint", str(constraints), str(wheel), log=log)
+    requirement = f"horovod=={wheel.name.split('-')[1]}"
+    options = ["--constraint", str(constraints), "--find-links", str(wheel.parent)]
+    pip(target.python, "install", *options, requirement, log=log)
 
 
 def _installed() -> list[str]:

@@ -55,7 +55,9 @@ def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
 
 def inserted() -> dict[str, str]:
     """Return the texts that patches refer to, by name."""
-    return {file.name: file.read_bytes().decode() for file in sorted((PATCHES / "inserted").iterdir())}
+    return {
+        file.name: file.read_bytes().decode() for file in sorted((PATCHES / "inserted").iterdir()) if file.is_file()
+    }
 
 
 def parse(name: str, text: str) -> Patch:

@@ -21,6 +21,7 @@ from typing import Any
 from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import max_local_ranks
 from allstep.common.files import array_json
+from allstep.common.process.requirements import need
 
 LAUNCHERS = {
     "horovodrun": ("horovodrun", "-np", "{ranks}", sys.executable),
@@ -41,7 +42,7 @@ def launch(function: Callable[..., Any], *arguments: Any, num_ranks: int, launch
         launcher: horovodrun, or torchrun for the strategies of torch.distributed.
 
     Raises:
-        UserError: `num_ranks` is out of range, or the launcher is unknown.
+        UserError: `num_ranks` is out of range, or the launcher is unknown or not installed.
         Fault: a rank failed, or its result has an unsupported type; the rank has printed the error.
     """
     import cloudpickle
@@ -50,6 +51,7 @@ def launch(function: Callable[..., Any], *arguments: Any, num_ranks: int, launch
         raise UserError(f"expected num_ranks from 1 to {max_local_ranks()}, received {num_ranks}; start fewer or more")
     if launcher not in LAUNCHERS:
         raise UserError(f"expected launcher to be {' or '.join(LAUNCHERS)}, received {quote(launcher)}; name one")
+    need(["torch" if launcher == "torchrun" else "horovod"], by=f"allstep.launch by {launcher}")
     with tempfile.TemporaryDirectory(prefix="allstep-") as name:
         folder = Path(name)
         (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, arguments)))

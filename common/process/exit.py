@@ -23,7 +23,7 @@ from allstep.common.base.terminal import print_line
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
 from allstep.common.process.output import ending_output
 from allstep.common.process.parent_watchdog import wait_until_orphaned
-from allstep.common.process.requirements import missing_package
+from allstep.common.process.requirements import missing_part
 
 EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
@@ -70,11 +70,11 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def _call(main: Callable[[], None]) -> None:
-    """Call `main`; a missing package of an extra, or a missing Horovod, is the user's mistake."""
+    """Call `main`; a missing package of an extra, Horovod or launcher is the user's mistake."""
     try:
         main()
-    except ModuleNotFoundError as error:
-        if line := missing_package(error):
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        if line := missing_part(error):
             raise UserError(line) from None
         raise
 

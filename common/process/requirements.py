@@ -17,7 +17,15 @@ EXTRAS = {
     "wandb": "wandb",
 }
 """Extra of allstep that installs a package, by its import name."""
+_LAUNCHERS = {"torchrun": "torch", "horovodrun": "horovod", "mpirun": "horovod"}
+"""Package with which a launcher comes."""
 FRAMEWORK_PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow"}
+
+
+def missing(*packages: str, by: str = "") -> str | None:
+    """Return the line about the first of the packages that is not installed; None if all are."""
+    package = next((name for name in packages if importlib.util.find_spec(name) is None), None)
+    return _line(package, by) if package else None
 
 
 def need(packages: Iterable[str], *, by: str = "") -> None:
@@ -29,9 +37,8 @@ def need(packages: Iterable[str], *, by: str = "") -> None:
     Raises:
         UserError: one is missing; the message has the command that installs it.
     """
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise UserError(_line(package, by))
+    if line := missing(*packages, by=by):
+        raise UserError(line)
 
 
 def need_frameworks(frameworks: Iterable[str], *, horovod: bool = False, by: str = "") -> None:
@@ -45,13 +52,22 @@ def need_frameworks(frameworks: Iterable[str], *, horovod: bool = False, by: str
         need(["horovod"], by=by)
 
 
-def missing_package(error: ImportError) -> str | None:
-    """Return the line about a package of ours that is not installed, if that is why an import failed."""
-    package = (error.name or "").partition(".")[0]
-    known = package == "horovod" or package in EXTRAS
-    return _line(package, "") if known and importlib.util.find_spec(package) is None else None
+def missing_part(error: BaseException) -> str | None:
+    """Return the line about what is not installed, if that is why an import, or the start of a launcher, failed."""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        known = package == "horovod" or package in EXTRAS
+        return _line(package, "") if known and importlib.util.find_spec(package) is None else None
+    if isinstance(error, FileNotFoundError) and error.filename in _LAUNCHERS:
+        package = _LAUNCHERS[error.filename]
+        command = setup_command() if package == "horovod" else extra_command(EXTRAS[package])
+        return f"expected {error.filename} on the PATH, received none; run {command}"
+    return None
 
 
 def _line(package: str, by: str) -> str:
+    main = FRAMEWORK_PACKAGES.get(EXTRAS.get(package, ""), package)
+    if importlib.util.find_spec(main) is None:  # the framework itself, whose parts are imported first
+        package = main
     command = setup_command() if package == "horovod" else extra_command(EXTRAS[package])
     return f"expected {package}{by and f' for {by}'}, received an environment without it; run {command}"

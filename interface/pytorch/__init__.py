@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from allstep.common.process.requirements import missing_package
+from allstep.common.process.requirements import missing_part
 
 if TYPE_CHECKING:
     from allstep.pytorch.session import Session
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'user_loop')}")
     except ModuleNotFoundError as error:
-        if line := missing_package(error):
+        if line := missing_part(error):
             raise ImportError(line) from None
         raise
     return getattr(module, name)

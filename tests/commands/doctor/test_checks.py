@@ -111,7 +111,12 @@ def test_what_is_well_needs_no_fix():
         (toolchain.check(replace(TOOLCHAIN, make=False)), "warning", "make", "no make"),
         (launchers.check(replace(LAUNCHERS, ssh=False)), "fault", "launchers", "no ssh"),
         (launchers.check(replace(LAUNCHERS, mpirun=None)), "fault", "launchers", "no MPI in /env"),
-        (launchers.check(replace(LAUNCHERS, horovodrun=False)), "fault", "launchers", "no horovodrun"),
+        (
+            launchers.check(replace(LAUNCHERS, horovodrun=False)),
+            "warning",
+            "launchers",
+            "torchrun starts ranks",
+        ),
         (launchers.check(replace(LAUNCHERS, daemon=None)), "warning", "mpi daemon", "on the PATH of other hosts"),
         (
             launchers.check(replace(LAUNCHERS, daemon_exists=False)),
@@ -126,7 +131,7 @@ def test_what_is_well_needs_no_fix():
             "/usr/bin/mpirun",
         ),
         (launchers.check_path(replace(LAUNCHERS, first_on_path=None)), "warning", "PATH", "no mpirun"),
-        (frameworks.check(frameworks_with(horovod=None)), "fault", "horovod", "not installed"),
+        (frameworks.check(frameworks_with(horovod=None)), "warning", "horovod", "not installed"),
         (
             frameworks.check(pytorch_with(version="2.13.0")),
             "fault",
