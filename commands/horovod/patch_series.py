@@ -55,9 +55,8 @@ def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
 
 def inserted() -> dict[str, str]:
     """Return the texts that patches refer to, by name."""
-    return {
-        file.name: file.read_bytes().decode() for file in sorted((PATCHES / "inserted").iterdir()) if file.is_file()
-    }
+    files = (path for path in sorted((PATCHES / "inserted").iterdir()) if path.is_file())  # pip compiles them, too
+    return {file.name: file.read_bytes().decode() for file in files}
 
 
 def parse(name: str, text: str) -> Patch:

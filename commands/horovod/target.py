@@ -1,4 +1,4 @@
-"""What a Horovod is built for: the interpreter, its frameworks, an MPI, and GPUs or not."""
+"""Targets of a build of Horovod: an interpreter, its frameworks, an MPI, and GPUs or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEADERS = {"torch": "include/torch/extension.h", "tensorflow": "include/tensorf
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a Horovod is built for."""
+    """Target of a build."""
 
     python: Path
     """Interpreter that compiles and imports it."""
