@@ -86,7 +86,7 @@ def _check_one(name: str, facts: Frameworks) -> Finding:
     if facts.horovod and built_for != one.version:
         received = f"was built for {built_for}" if built_for else "was built without it"
         return fault(name, f"{TITLES[name]} {one.version}, but Horovod {received}", f"run {setup_command()}")
-    if one.horovod_error:
+    if one.horovod_error and facts.horovod:
         return fault(name, f"Horovod cannot be imported for it: {one.horovod_error}", f"run {setup_command()}")
     built = f"for CUDA {one.cuda}" if one.cuda else "for CPUs"
-    return ok(name, f"{TITLES[name]} {one.version} {built}, and Horovod built for it")
+    return ok(name, f"{TITLES[name]} {one.version} {built}{', and Horovod built for it' if facts.horovod else ''}")

@@ -73,7 +73,10 @@ def _install(flags: Namespace) -> None:
             install(mpi=flags.mpi, gpu=flags.gpu)
     except OSError as error:  # a cache or a folder that cannot be written, or a full disk
         where = error.filename or os.getcwd()
-        raise UserError(f"expected files that can be written, received {where}: {error.strerror}; free it") from None
+        raise UserError(
+            f"expected files that can be written, received {where}: {error.strerror}; correct that, or name another "
+            "cache by XDG_CACHE_HOME"
+        ) from None
     except (CommandFailed, PatchFailed) as error:
         *tail, last = str(error).splitlines()
         print("\n".join(tail), file=sys.stderr)
