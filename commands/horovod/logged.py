@@ -96,6 +96,7 @@ def diagnosis(output: str) -> str | None:
 def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:
     """Copy the output to the log, and print progress: on a terminal in one changing line, else in one line per text."""
     quote = None
+    assert process.stdout is not None  # it is a pipe
     for line in process.stdout:
         log_file.write(line)
         log_file.flush()
