@@ -14,7 +14,8 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
 from allstep.pytorch.inputs import Inputs
-from allstep.pytorch.models import build_network, import_weights, named_weights
+from allstep.pytorch.kept import network_state
+from allstep.pytorch.models import build_network
 
 
 class LoadedNetwork:
@@ -37,11 +38,13 @@ class LoadedNetwork:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the weights by their names in checkpoints."""
-        return {f"model/{name}": tuple(tensor.shape) for name, tensor in named_weights(self.model)}
+        return {f"model/{name}": shape for name, shape in network_state.shapes(self.model)}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the weights, which have the names of checkpoints."""
-        import_weights(self.model, {name.removeprefix("model/"): array for name, array in arrays.items()})
+        entries = [(name, tensor) for name, tensor in network_state.entries(self.model) if f"model/{name}" in arrays]
+        tensors = {name: network_state.as_tensor(arrays[f"model/{name}"], tensor) for name, tensor in entries}
+        network_state.load(self.model, tensors)
 
     def inputs(self, samples: np.ndarray) -> torch.Tensor:
         """Return samples as the network takes them: normalised, images with channels first."""

@@ -66,7 +66,7 @@ def _outputs(form, path, samples, model):
     import tensorflow as tf
 
     if form == "saved-model":
-        loaded = tf.saved_model.load(path)  # kept: without it, its variables are gone
+        loaded: Any = tf.saved_model.load(path)  # kept: without it, its variables are gone
         return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
     import keras
 

@@ -99,12 +99,13 @@ def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
         is_limit = strategy == INDEPENDENT
         label = "limit: independent processes" if is_limit else strategy
         x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
-        whiskers = () if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
-        rates.append(Line(label, x, y, *whiskers, reference=is_limit))
+        low, high = ([], []) if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
+        rates.append(Line(label, x, y, low, high, reference=is_limit))
         quote = [(cell.ranks, _efficiency(cell, "single_process")) for cell in own]
         quote = [(num_ranks, value) for num_ranks, value in quote if value is not None]
         if quote:
-            efficiencies.append(Line(label, *map(list, zip(*quote, strict=True)), reference=is_limit))
+            x, y = map(list, zip(*quote, strict=True))
+            efficiencies.append(Line(label, x, y, reference=is_limit))
     alone = next((cell for cell in cells if cell.strategy == INDEPENDENT and cell.ranks == 1), None)
     if alone and alone.images_per_second and len(ranks) > 1:
         one = alone.images_per_second.median

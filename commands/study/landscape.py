@@ -40,12 +40,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("expected --init-from with the checkpoint to look at, received none; name one")
     worker, split = session.worker, session.dataset.train
     state = resuming.load(session.config, len(split), worker.state_shapes(), warn)
-    weights = {name: array for name, array in state.arrays.items() if name.startswith(_WEIGHT)}
+    kept = {name: array for name, array in state.arrays.items() if name.startswith(_WEIGHT)}
+    weights = {name: array for name, array in kept.items() if array.dtype.kind == "f"}
 
     def loss_at(direction: Mapping[str, np.ndarray], distance: float) -> float:
         moved = {name: array + np.float32(distance) * direction[name] for name, array in weights.items()}
-        worker.import_state(moved, step=0)
-        return evaluate(worker, split, _BATCH, ProgressState()).loss
+        worker.import_state(kept | moved, step=0)
+        return evaluate(worker, split, _BATCH, ProgressState(), session.validation_metrics).loss
 
     directions = [filter_normalised(weights, seed=number) for number in range(flags.directions)]
     distances = np.linspace(-flags.distance, flags.distance, 2 * flags.steps + 1)

@@ -169,7 +169,8 @@ class Loaded:
         is_one = isinstance(images, (str, Path)) or hasattr(images, "convert")
         if self._reader:
             is_one = is_one or (isinstance(images, np.ndarray) and images.ndim < 4)
-            return np.stack([self._reader.read(one) for one in ([images] if is_one else images)]), is_one
+            pictures: Any = [images] if is_one else images
+            return np.stack([self._reader.read(one) for one in pictures]), is_one
         return self._arrays(images, is_one=is_one)
 
     def _arrays(self, images: Any, *, is_one: bool) -> tuple[np.ndarray, bool]:

@@ -11,7 +11,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from horovod.common.elastic import notification_manager
-from horovod.torch.compression import Compressor
 
 from allstep.common.base.collectives import as_bytes
 from allstep.common.config.train_config import StrategyConfig
@@ -92,7 +91,7 @@ class Horovod(HorovodRanks, Strategy):
 class Sendable:
     """One of Horovod's compressions, for gradients in any order in memory and for complex ones, which it refuses."""
 
-    compression: type[Compressor]
+    compression: Any
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, torch.Tensor]]:
         """Return what is sent, and what `decompress` needs."""

@@ -44,7 +44,7 @@ def install(observer: Observer) -> None:
                 for one in tensor if isinstance(tensor, (list, tuple)) else [tensor]:
                     optimizers.note_sent(one)
             name = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), "")
-            shape = tuple(tensor.shape) if hasattr(tensor, "shape") else ()
+            shape = tuple(getattr(tensor, "shape", ()))
             operation = operations.get(args[1], "") if "allreduce" in kind else ""
             short = kind.strip("_").removesuffix("_async")
             observer.write(Collective(short, name, shape, observer.line(), operation, observer.callers()))

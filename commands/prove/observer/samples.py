@@ -87,7 +87,7 @@ def _are_samples(values: Any) -> bool:
         return False
     if all(isinstance(value, Mapping) for value in values):
         return True
-    shapes = [tuple(getattr(value, "shape", ())) for value in values]
+    shapes: list[tuple[int, ...]] = [tuple(getattr(value, "shape", ())) for value in values]
     if not all(shapes) or len({len(shape) for shape in shapes}) > 1:
         return False
     has_images = all(len(shape) == 3 and shape[0] in _IMAGE_CHANNELS for shape in shapes)
