@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -70,8 +71,7 @@ def _outputs(form, path, samples, model):
         return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
     import keras
 
-    model = keras.models.load_model(path)
-    assert model is not None  # Keras' types allow that
+    model: Any = keras.models.load_model(path)
     return {"outputs": np.asarray(model(samples, training=False))}
 
 
