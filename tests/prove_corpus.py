@@ -240,9 +240,9 @@ FAULTS = (
     Fault("", _O, "        parameter.grad = hvd", "        parameter.grad.add_(parameter.data, alpha=1e-3)\n"
           "        parameter.grad = hvd"),
     Fault("epoch-not-divided", _K, "train, test = slice(rank, 512, size), slice(512 + rank, 768, size)\n",
-          _SHORTER_EPOCHS.replace("32 // size", "16")),
+          _SHORTER_EPOCHS.replace("32 // size", "32")),
     # 9. Errors of the TrainCheck benchmark that have a form on CPUs.
     Fault("gradients-not-averaged", _T, "        loss.backward()\n", _CLIPPED_APART),  # deepspeed-1801
-    Fault("gradients-not-averaged", _T, "        loss.backward()\n", _LOST),  # pytorch-84803, -96600, baichuan2-86
+    Fault("gradients-partly-averaged", _T, "        loss.backward()\n", _LOST),  # pytorch-84803, -96600, baichuan2-86
     Fault("gradients-not-averaged", _T, "    optimizer = torch.optim", _REMADE),  # pytorch-104336
 )  # fmt: skip

@@ -18,15 +18,16 @@ def check(runs: Runs) -> Iterator[Finding]:
     run = runs.together
     if run.num_ranks == 1:
         return
-    if (finding := _same_samples(run)) or isinstance(finding := sharing.judge(runs), Finding):
+    undivided = _undivided(runs)  # then epochs repeat samples for that reason
+    if (finding := _same_samples(run)) or (not undivided and isinstance(finding := sharing.judge(runs), Finding)):
         yield finding
+    if undivided:
+        yield undivided
     if finding := _uneven(run):
         yield finding
     if finding := _same_order(run.ranks[0]):
         yield finding
     if finding := _doubled(run.ranks[0]):
-        yield finding
-    if finding := _undivided(runs):
         yield finding
 
 
