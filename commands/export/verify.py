@@ -71,8 +71,8 @@ def _outputs(form, path, samples, model):
         return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
     import keras
 
-    model: Any = keras.models.load_model(path)
-    return {"outputs": np.asarray(model(samples, training=False))}
+    restored: Any = keras.models.load_model(path)
+    return {"outputs": np.asarray(restored(samples, training=False))}
 
 
 if __name__ == "__main__":
