@@ -49,7 +49,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
         module.model, module.serve = network.model, serve  # pyright: ignore[reportAttributeAccessIssue]
         tf.saved_model.save(module, str(path), signatures={"serving_default": serve})
         return
-    import tf2onnx
+    import tf2onnx  # pyright: ignore[reportMissingImports] (an extra)
 
     with contextlib.redirect_stdout(io.StringIO()):
         tf2onnx.convert.from_function(serve, input_signature=signature, opset=_OPSET, output_path=str(path))

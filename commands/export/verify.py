@@ -60,7 +60,7 @@ def _outputs(form, path, samples, model):
         with torch.no_grad():
             return {"outputs": network.eval()(torch.from_numpy(samples)).numpy()}
     if form == "onnx":
-        import onnxruntime
+        import onnxruntime  # pyright: ignore[reportMissingImports] (an extra)
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return {"outputs": session.run(None, {session.get_inputs()[0].name: samples})[0]}
