@@ -116,7 +116,7 @@ def test_what_does_not_train_or_averages_by_itself_is_not_refused(behaviour):
 FOUND = {
     "weights": ("after epoch 1", "logits/kernel"),
     "slots": ("after batch 1", "sequential"),
-    "learning rate": ("after batch 1", "sequential"),
+    "learning rate": ("after batch 1", "learning_rate"),
     "iterations": ("after batch 1", "iteration."),
     "embedding": ("after batch 1", "words/embeddings"),
     "own step": ("after batch 1", "hidden/kernel"),
