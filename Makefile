@@ -1,5 +1,5 @@
 # Commands for users and developers. To choose the environment's Python: make setup PYTHON=python3.12; for GPUs: GPU=1.
-.PHONY: setup train test test-quick lint bench soak horovod-wheel
+.PHONY: setup train test test-quick lint docs bench soak horovod-wheel
 
 # Runs a command with the programs of the environment, whether it is activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -21,6 +21,11 @@ lint: setup
 	$(IN_VENV) ruff check .
 	$(IN_VENV) ruff format --check .
 	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned, so it need not look for newer versions
+
+# The site in build/site; pip finds nothing to do, and needs no network, once the packages are there.
+docs: setup
+	$(IN_VENV) python -m pip install -q --disable-pip-version-check -r docs/requirements.txt
+	$(IN_VENV) python -m sphinx -q -W --keep-going docs build/site
 
 bench: setup
 	$(IN_VENV) python -m allstep.benchmarks.overhead

@@ -55,7 +55,8 @@ def load(
     Raises:
         UserError: there is no such run, it is damaged, or the network is not known.
 
-    Example:
+    Example::
+
         trained = allstep.load("runs/a", checkpoint="best")
         for pictures in batches:
             names = [row[0][0] for row in trained.predict(pictures)]
