@@ -36,6 +36,8 @@ autodoc_typehints_description_target = "documented"
 
 html_theme = "furo"
 html_title = f"allstep {VERSION}"
+html_static_path = ["site/images.css"]
+html_css_files = ["images.css"]
 html_copy_source = False
 html_theme_options = {"source_directory": "docs/"}
 

@@ -1,10 +1,12 @@
 """Commands in README.md and the pages of docs/, run one after the other. Oracle: all end with status 0.
 
-A command with the comment `(needs a cluster)` or `(needs GPUs)` is not run; one with `(minutes)` is `full`.
+Outputs that README.md and the tutorial show must be those that their commands have now. A command with the comment
+`(needs a cluster)` or `(needs GPUs)` is not run; one with `(minutes)` is `full`.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from ranks import REPOSITORY, full, run
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+TUTORIAL = sorted((REPOSITORY / "docs" / "tutorial").glob("*.md"))
 # `make test` would run this test, and the tests of the trainers cover `make train`.
 NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
 
@@ -53,8 +56,18 @@ def test_commands_that_take_minutes(page, checkout):
     type_all(page, checkout, minutes=True)
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize("name", ["README.md", *(full(f"docs/tutorial/{path.name}") for path in TUTORIAL)])
+def test_outputs_on_the_page_are_those_of_its_commands(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "docs" / "site")
+    outputs = importlib.import_module("outputs")
+    page = (REPOSITORY / name).read_text()
+    assert len(outputs.BLOCK.findall(page)) == page.count("```text")
+    assert list(outputs.differences(page, outputs.checkout(tmp_path))) == []
+
+
 def test_links_lead_somewhere():
-    pages = [*PAGES, REPOSITORY / "ARCHITECTURE.md", REPOSITORY / "CONTRIBUTING.md"]
+    pages = [*PAGES, *TUTORIAL, REPOSITORY / "ARCHITECTURE.md", REPOSITORY / "CONTRIBUTING.md"]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
     assert len(links) > 10
     assert [link for page, link in links if not (page.parent / link).exists()] == []
