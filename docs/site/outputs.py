@@ -24,7 +24,7 @@ FOLDERS = ("pytorch", "tensorflow", "hostfiles", "examples", ".venv")
 BLOCK = re.compile(r"(?P<head>^```sh\n(?P<commands>[^`]*?)^```\n\n```text\n)(?P<output>[^`]*?)^```$", re.MULTILINE)
 DATE = re.compile(r"^\*Printed on .*\*$", re.MULTILINE)
 MEASURED = re.compile(r"(Time|sec|equal to)( =)? +[\d.e+-]+")
-"""What differs between runs and machines: times, speeds, and differences in the last bits."""
+"""Numbers that differ between runs and machines: times, speeds, and differences in the last bits."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE = 0.02
 """Largest difference of other numbers, since processors round differently."""
