@@ -12,6 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from unittest import mock
 
 from allstep.common.process.exit import run_rank
 
@@ -38,9 +40,9 @@ def measure(model: str, started: float) -> None:
         def on_step(self, session: object) -> None:
             print(_PRINTED, sum(seconds), time.time() - started)
 
-    other_networks._outputs = timed
     flags = ("--dataset", "synthetic", "--synthetic-samples", "32", "--synthetic-shape", "64", "64", "3")
-    train.main(["--model", model, *flags, "--batch-size", "32", "--epochs", "1"], [FirstStep()])
+    with mock.patch.object(other_networks, "_outputs", timed):
+        train.main(["--model", model, *flags, "--batch-size", "32", "--epochs", "1"], [FirstStep()])
 
 
 def share_of(model: str) -> float:
@@ -53,11 +55,13 @@ def share_of(model: str) -> float:
     return trial / total
 
 
-def main() -> None:
-    if "--started" in sys.argv:
-        measure(sys.argv[3], float(sys.argv[2]))
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the networks, each in a process of its own; `--started SECONDS MODEL` is such a process."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["--started"]:
+        measure(words[2], float(words[1]))
         return
-    shares = {name: statistics.median(share_of(name) for _ in range(ROUNDS)) for name in sys.argv[1:] or MODELS}
+    shares = {name: statistics.median(share_of(name) for _ in range(ROUNDS)) for name in words or MODELS}
     for name, share in shares.items():
         print(f"{name}: {share:.1%} of the time to the first step, at most {MAX_SHARE:.0%}")
     sys.exit(any(share > MAX_SHARE for share in shares.values()))

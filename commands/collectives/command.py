@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_line(f"round {number + 1} of {flags.rounds}: {name}", sys.stderr)
             try:
                 ranks = launch(name, flags.collectives, flags.sizes, flags.ranks, time_limit=flags.time_limit)
-            except Fault as error:
+            except (Fault, UserError) as error:
                 failures[name] = str(error)
                 print_line(f"{name}: failed: {failures[name]}", sys.stderr)
                 continue

@@ -33,9 +33,13 @@ def unsafe(source: str) -> Iterator[str]:
             yield node.module
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name in FUNCTIONS or name.rsplit(".", 1)[-1] in METHODS:
+            is_safe = name == "torch.load" and any(one.arg == "weights_only" for one in node.keywords)
+            if (name in FUNCTIONS and not is_safe) or name.rsplit(".", 1)[-1] in METHODS:
                 yield name
             yield from (one.arg for one in node.keywords if one.arg in KEYWORDS and ast.unparse(one.value) != "False")
+            yield from (
+                one.arg for one in node.keywords if one.arg == "weights_only" and ast.unparse(one.value) != "True"
+            )
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,7 @@ def test_nothing_is_unpickled(folder):
         "import pickle",
         "from cloudpickle import loads",
         "torch.load(path)",
+        "torch.load(path, weights_only=False)",
         "np.load(path, allow_pickle=True)",
         "yaml.load(text)",
         "hvd.broadcast_object(state)",

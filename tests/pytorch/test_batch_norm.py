@@ -14,6 +14,7 @@ from allstep.common.config.train_config import DataConfig, StrategyConfig, Train
 from allstep.common.data import datasets
 from allstep.common.launch.placement import ALONE
 from allstep.common.training.evaluation import evaluate
+from allstep.common.training.metrics import build_metrics
 from allstep.common.watch import ProgressState
 from allstep.pytorch.models import build_model, import_weights
 from allstep.pytorch.strategies.single import Single
@@ -54,7 +55,7 @@ def test_validates_with_what_is_saved(undisturbed):
     strategy.init()
     _, optimizer = strategy.wrap(network, torch.optim.SGD(network.parameters()))
     worker = Worker(network, optimizer, TrainConfig(), strategy, torch.device("cpu"), dataset)
-    expected = evaluate(worker, dataset.validation, 8, ProgressState())
+    expected = evaluate(worker, dataset.validation, 8, ProgressState(), build_metrics(TrainConfig(), dataset))
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
 

@@ -15,6 +15,7 @@ from allstep.common.config.train_config import DataConfig, StrategyConfig, Train
 from allstep.common.data import datasets
 from allstep.common.launch.placement import ALONE
 from allstep.common.training.evaluation import evaluate
+from allstep.common.training.metrics import build_metrics
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.single import Single
@@ -49,7 +50,7 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     strategy.init()
     _, optimizer = strategy.wrap(model, keras.optimizers.SGD(0.1))
     worker = Worker(model, optimizer, TrainConfig(), strategy, "/CPU:0", dataset)
-    expected = evaluate(worker, dataset.validation, 8, ProgressState())
+    expected = evaluate(worker, dataset.validation, 8, ProgressState(), build_metrics(TrainConfig(), dataset))
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
 
