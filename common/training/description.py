@@ -6,20 +6,20 @@ A resumed run is compared with it field by field; `allstep evaluate`, `load` and
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 from allstep.common.base.errors import UserError, quote
+from allstep.common.base.version import VERSION
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.base import InputType, Task
 from allstep.common.data.images.crop import CENTRE_FRACTION
 from allstep.common.data.images.encoded import EncodedSplit
-from allstep.common.files.records import Count, from_json, to_json
+from allstep.common.files.records import Count, from_json
 from allstep.common.files.schema import Mismatch, number, whole
 
 MAX_NAME_BYTES = 2**24
@@ -95,25 +95,23 @@ class Description:
         return self.classes[index] if self.classes else str(index)
 
 
-def describe(config: TrainConfig, dataset: Dataset, *, framework: str, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the description of a run in JSON.
+def describe(config: TrainConfig, dataset: Dataset, *, framework: str, versions: Mapping[str, str]) -> Description:
+    """Return the description of a run.
 
     Raises:
         UserError: the names of the classes are longer than a checkpoint holds.
     """
     if sum(len(name.encode(errors="replace")) for name in dataset.class_names) > MAX_NAME_BYTES:
         raise UserError(f"the names of the classes have more than {MAX_NAME_BYTES} bytes in all; shorten them")
-    return to_json(
-        dataclasses.replace(
-            described(dataset),
-            loss=config.loss or default_loss(dataset.task),
-            model=config.model,
-            model_args=config.model_args,
-            model_size=config.model_size,
-            framework=framework,
-            versions=dict(versions),
-            allstep=own_version(),
-        )
+    return dataclasses.replace(
+        described(dataset),
+        loss=config.loss or default_loss(dataset.task),
+        model=config.model,
+        model_args=config.model_args,
+        model_size=config.model_size,
+        framework=framework,
+        versions=dict(versions),
+        allstep=VERSION,
     )
 
 
@@ -135,14 +133,6 @@ def described(dataset: Dataset) -> Description:
         num_tokens=dataset.num_tokens,
         vocabulary=dataset.vocabulary,
     )
-
-
-def own_version() -> str:
-    """Return the version of allstep."""
-    try:
-        return importlib.metadata.version("allstep")
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
-        return "unknown"
 
 
 def read_description(saved: Mapping[str, Any]) -> Description | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact import environment_fingerprint, trace
 from allstep.common.exact.replica_check import check_replicas_equal
+from allstep.common.files.records import to_json
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
 from allstep.common.process.output import lasting_output
@@ -36,7 +37,7 @@ from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import write_whole
 from allstep.common.training import earlier_run, engine, resuming, saving
 from allstep.common.training.data_digest import digests_of
-from allstep.common.training.description import describe, read_description
+from allstep.common.training.description import Description, describe
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.training.hooks import Hook
@@ -179,7 +180,7 @@ class TrainingRun:
             if config.output.output_dir and placement.rank == 0:
                 output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
             committed = self.commits.agree(worker.collectives) if self.commits else None
-            data, description = {}, {}
+            data, description = {}, None
             if placement.rank == 0 and (output or config.output.resume):
                 data, versions = digests_of(dataset), worker.versions()
                 description = describe(config, dataset, framework=worker.framework, versions=versions)
@@ -233,7 +234,7 @@ class TrainingRun:
                 saved=self._report_saved,
                 commits=self.commits,
                 data=data,
-                description=description,
+                description=to_json(description) if description else {},
             )
             # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
             if not self.commits:
@@ -293,7 +294,7 @@ def _load_state(
     config: TrainConfig,
     placement: Placement,
     data: Mapping[str, str],
-    description: Mapping[str, Any],
+    description: Description | None,
 ) -> TrainState | None:
     """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
     output = config.output
@@ -301,8 +302,7 @@ def _load_state(
         return None
     state = None
     if placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
-        now = read_description(description)
-        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn, data, now)
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn, data, description)
         now = environment_fingerprint.describe(config, worker.versions())
         if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
             warn(changed)

@@ -18,6 +18,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import load, load_manifest
 from allstep.common.config.train_config import DataConfig, TrainConfig
 from allstep.common.data import datasets
+from allstep.common.files.records import to_json
 from allstep.common.training.description import check_same, describe, read_description
 
 FLAGS = ("--dataset", "image-folder", "--image-size", 8, "--decode-threads", 1, "--global-batch-size", 4)
@@ -41,7 +42,7 @@ def described(dataset: str, cache: Path):
     config = TrainConfig(data=DataConfig(dataset=dataset, data_dir=cache))
     datasets.prepare(config.data)
     content = describe(config, datasets.load(config.data), framework="pytorch", versions={})
-    return read_description(json.loads(json.dumps(content)))
+    return read_description(json.loads(json.dumps(to_json(content))))
 
 
 @pytest.fixture
