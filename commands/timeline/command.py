@@ -21,13 +21,12 @@ from typing import Annotated
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import Parser, nonempty_path
+from allstep.common.base.intervals import Interval, union
 from allstep.common.files import strict_json
 from allstep.common.files.records import from_json, to_json
 from allstep.common.files.regular_file import read_regular
 from allstep.common.files.schema import Mismatch, list_of, mapping, whole
 from allstep.common.files.strict_json import NotJson
-
-Interval = tuple[float, float]
 
 STAGES = ("negotiation", "queue", "copy", "reduction")
 _KIND = "ALLREDUCE"
@@ -221,7 +220,8 @@ def summary(ways: dict[str, list[Way]]) -> Summary:
     later = steps[1:] or steps
     shares = {stage: statistics.median(_share(step, stage) for step in later) for stage in STAGES}
     total = sum(shares.values()) or 1.0
-    reductions = [_union(interval for way in step for interval in way.stages["reduction"]) for step in later]
+    # Fused gradients are reduced at the same time.
+    reductions = [union(interval for way in step for interval in way.stages["reduction"]) for step in later]
     seconds = [sum(end - start for start, end in reduction) / 1e6 for reduction in reductions]
     overlaps = [
         sum(max(0.0, min(end, last) - start) for start, end in reduction) / 1e6 / length if length else 0.0
@@ -241,14 +241,3 @@ def summary(ways: dict[str, list[Way]]) -> Summary:
 def _share(step: Sequence[Way], stage: str) -> float:
     length = sum((way.end - way.start) / 1e6 for way in step)
     return sum(way.seconds(stage) for way in step) / length if length else 0.0
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Join intervals to disjoint ones: fused gradients are reduced at the same time."""
-    joined: list[Interval] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((start, end))
-    return joined

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allstep.common.base.errors import UserError, summary
+from allstep.common.base.intervals import Interval, length
 from allstep.common.base.terminal import print_line, warn
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files.disk import write_atomically
@@ -124,25 +125,27 @@ class Profiling(Hook):
         if step >= self._first - 1:
             if self._between is None:
                 self._begun = step + 1
-                self._train_step = session.worker.train_step
-                setattr(session.worker, "train_step", self._recorded_step)  # noqa: B010  for this object alone
+                self._restore = patched(session.worker, "train_step", self._recorded)
             self._pause()
 
     def _pause(self) -> None:
         self._between = ExitStack()
         self._between.enter_context(self._profiler.span(_BETWEEN))
 
-    def _recorded_step(self, *arguments: Any) -> Any:
-        assert self._between is not None
-        self._between.close()
-        with self._profiler.span(_STEP):
-            return self._train_step(*arguments)
+    def _recorded(self, train_step: Callable) -> Callable:
+        def recorded(*arguments: Any) -> Any:
+            assert self._between is not None
+            self._between.close()
+            with self._profiler.span(_STEP):
+                return train_step(*arguments)
+
+        return recorded
 
     def _finish(self, session: TrainingRun) -> None:
         assert self._between is not None
         self._between.close()
         self._between = None
-        del session.worker.train_step  # the class has the plain one
+        self._restore()
         self._folder.mkdir(parents=True, exist_ok=True)  # rank 0 has moved an earlier run out of the way
         self._profiler.stop()
         # Other ranks that are not profiled do not wait for the files.
@@ -177,7 +180,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if not steps:
         raise ValueError("there is no step in the trace")
     talking = [(one["ts"], one["ts"] + one["dur"]) for one in spans if _COMMUNICATES.search(one["name"])]
-    seconds = {"input": _length(between), "communication": _length(_within(talking, steps)), "steps": _length(steps)}
+    seconds = {"input": length(between), "communication": length(_within(talking, steps)), "steps": length(steps)}
     total = seconds["input"] + seconds["steps"]
     recorded = min(begin for begin, _ in steps + between), max(end for _, end in steps + between)
     operators = _self_times(
@@ -216,21 +219,9 @@ def _self_times(spans: list[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-Interval = tuple[float, float]
-
-
 def _within(intervals: Iterable[Interval], bounds: Sequence[Interval]) -> list[Interval]:
     clipped = [(max(a, begin), min(b, end)) for a, b in intervals for begin, end in bounds]
     return [(a, b) for a, b in clipped if a < b]
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    """Return the length of the union of intervals."""
-    total, reached = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
 
 
 def write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
