@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         for parameter, weight, update in zip(parameters, local(parameters), updates, strict=True):
             self.state[parameter]["step"] += 1
             rate = group["lr"] * 0.2 * math.sqrt(max(parameter.shape))
-            weight.add_(own_rows(parameter, orthogonal(update)), alpha=-rate)
+            weight.add_(local_rows(parameter, orthogonal(update)), alpha=-rate)
 
     def _move_others(self, parameters: Sequence[torch.Tensor], group: dict) -> None:
         means, squares = (local(self._slots(parameters, name)) for name in ("exp_avg", "exp_avg_sq"))
@@ -89,7 +89,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return wide.T if matrix.shape[0] > matrix.shape[1] else wide
 
 
-def own_rows(parameter: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+def local_rows(parameter: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a matrix, as it holds `parameter`: under FSDP some rows."""
     if not is_sharded(parameter):
         return matrix

@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import torch
 
 from allstep.common.config.train_config import StrategyConfig
+from allstep.pytorch.strategies.missing_gradients import ask_for_missing
 from allstep.pytorch.strategies.reduction import Reduction, trainable
 
 
@@ -35,16 +36,14 @@ class Bf16Sums(Reduction):
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
         weights = trainable(self.model)
-        missing = [weight.grad is None for weight in weights]
-        have_gradients = torch.tensor([float(not one) for one in missing])
-        handle = hvd.allreduce_async_(have_gradients, op=hvd.Sum, name="allstep.have_gradients")
+        missing_on_all = ask_for_missing(weights)
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
         dense = [one.to_dense() if one.is_sparse else one for one in gradients]
         summed = bf16_sum(torch.cat([one.flatten() for one in dense]), hvd.size() if self._divides else 1.0)
-        hvd.synchronize(handle)
-        parts = summed.split([weight.numel() for weight in weights])
-        for number, (weight, part) in enumerate(zip(weights, parts, strict=True)):
-            weight.grad = part.view_as(weight) if have_gradients[number] else None
+        for weight, part in zip(weights, summed.split([weight.numel() for weight in weights]), strict=True):
+            weight.grad = part.view_as(weight)
+        for weight in missing_on_all():
+            weight.grad = None
         return loss_sum
 
     def pending_tensors(self) -> tuple[str, ...]:

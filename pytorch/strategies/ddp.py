@@ -16,7 +16,7 @@ from allstep.common.config.train_config import StrategyConfig
 from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.process_group import ProcessGroup
-from allstep.pytorch.strategies.reduction import Reduction
+from allstep.pytorch.strategies.reduction import Reduction, all_trainable
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
 # buckets in the first one.
@@ -115,13 +115,8 @@ class _SearchedBuckets(_Buckets):
     finds_unused = True
 
     def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
-        frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
-        floating = [parameter for parameter in frozen if parameter.is_floating_point()]
-        for parameter in floating:  # a bucket has a place for it: a user may train it later
-            parameter.requires_grad_(True)
-        super().__init__(network, optimizer, flags)
-        for parameter in floating:
-            parameter.requires_grad_(False)
+        with all_trainable(one for one in network.parameters() if one.is_floating_point()):  # so each is in a bucket
+            super().__init__(network, optimizer, flags)
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
         return loss_sum

@@ -18,8 +18,9 @@ from allstep.common.training.horovod_ranks import HorovodRanks
 from allstep.pytorch.compat import all_reduce_handles, set_averaged_parameters, without_compiler
 from allstep.pytorch.kept.network_state import as_real, can_train
 from allstep.pytorch.strategies.bf16_sum import Bf16Sums
+from allstep.pytorch.strategies.missing_gradients import ask_for_missing
 from allstep.pytorch.strategies.ordered_sum import Wait
-from allstep.pytorch.strategies.reduction import Reduction
+from allstep.pytorch.strategies.reduction import Reduction, all_trainable
 from allstep.pytorch.strategies.strategy import Strategy
 
 
@@ -123,31 +124,23 @@ class _AllReduces(Reduction):
     def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
         super().__init__(network, optimizer)
         self._parameters = [parameter for parameter in network.parameters() if can_train(parameter)]
-        frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
-        for parameter in frozen:  # it gets hooks as well: a user may train it later
-            parameter.requires_grad_(True)
-        self._averaging = hvd.DistributedOptimizer(
-            without_compiler(torch.optim.SGD)(self._parameters, lr=0.0),
-            named_parameters=network.named_parameters(),
-            compression=cast("Any", Sendable(getattr(hvd.Compression, flags.compression))),
-            op={"average": hvd.Average, "sum": hvd.Sum}[flags.op],
-            backward_passes_per_step=flags.accumulate_steps,
-        )
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        with all_trainable(self._parameters):  # so that frozen ones get hooks
+            self._averaging = hvd.DistributedOptimizer(
+                without_compiler(torch.optim.SGD)(self._parameters, lr=0.0),
+                named_parameters=network.named_parameters(),
+                compression=cast("Any", Sendable(getattr(hvd.Compression, flags.compression))),
+                op={"average": hvd.Average, "sum": hvd.Sum}[flags.op],
+                backward_passes_per_step=flags.accumulate_steps,
+            )
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         # Horovod sends zeros for a gradient that is missing. Whether all ranks lack it goes with the gradients.
-        have_gradients = torch.tensor([float(parameter.grad is not None) for parameter in trained])
-        handle = hvd.allreduce_async_(have_gradients, op=hvd.Sum, name="allstep.have_gradients")
-        missing = [number for number, parameter in enumerate(trained) if parameter.grad is None]
+        missing_on_all = ask_for_missing(trained)
         set_averaged_parameters(self._averaging, trained)
         self._averaging.synchronize()
-        hvd.synchronize(handle)
-        for number in missing:
-            if not have_gradients[number]:
-                trained[number].grad = None
+        for parameter in missing_on_all():
+            parameter.grad = None
         return loss_sum
 
     def pending_tensors(self) -> Sequence[str]:

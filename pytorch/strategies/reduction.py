@@ -171,6 +171,19 @@ class Ordered(Reduction):
         return Bucket(parameters, part_size + self.sum.padding(part_size), sizes)
 
 
+@contextlib.contextmanager
+def all_trainable(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Let a library prepare for frozen parameters as well, which a user may train later."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
 def trainable(network: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters of `network` that are not frozen."""
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
