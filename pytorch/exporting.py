@@ -12,6 +12,7 @@ from torch import nn
 
 from allstep.common.data.datasets import Dataset
 from allstep.pytorch.compat import BatchNorm
+from allstep.pytorch.inputs import normalisation
 from allstep.pytorch.loaded import LoadedNetwork
 
 _OPSET = 18
@@ -20,19 +21,12 @@ _OPSET = 18
 class _WithScaling(nn.Module):
     """A network that takes samples as they are in the data set, with channels first."""
 
-    scale: torch.Tensor
-    shift: torch.Tensor
-
-    def __init__(self, network: nn.Module, dataset: Dataset) -> None:
+    def __init__(self, network: nn.Module, dataset: Dataset, device: torch.device) -> None:
         super().__init__()
-        mean, std = (torch.tensor(values).view(-1, *((1, 1) if len(dataset.input_shape) == 3 else ()))
-                     for values in (dataset.mean, dataset.std))  # fmt: skip
-        self.network = network
-        self.register_buffer("scale", 1 / ((255 if dataset.input_type == "uint8" else 1) * std))
-        self.register_buffer("shift", -mean / std)
+        self.network, self._normalise = network, normalisation(dataset, device)
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        return self.network(samples.to(torch.float32) * self.scale + self.shift)
+        return self.network(self._normalise(samples.to(torch.float32, copy=True)))
 
 
 def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, scales: bool) -> None:
@@ -63,7 +57,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
     example = torch.zeros(shape, dtype=getattr(torch, dataset.input_type))
     example = example.permute(0, 3, 1, 2).contiguous() if len(shape) == 4 else example
     if scales:
-        model = _WithScaling(model, dataset).eval()
+        model = _WithScaling(model, dataset, network.device).eval()
     elif dataset.input_type != "int64":
         example = example.to(torch.float32)
     dynamic = ({0: torch.export.Dim("batch")},)

@@ -20,15 +20,7 @@ class Inputs:
         self.device, self._copy_stream = device, torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decode = JpegDecoder(dataset.input_shape[0], device, tells=reports) if dataset.encoded else None
         self._are_tokens, self._are_images = dataset.input_type == "int64", len(dataset.input_shape) == 3
-        mean, std = (
-            torch.tensor(values, dtype=torch.float32, device=device).view(-1, *((1, 1) if self._are_images else ()))
-            for values in (dataset.mean, dataset.std)
-        )
-        self._normalise: Callable[[torch.Tensor], torch.Tensor] = (
-            partial(_scale_pixels, scale=1 / (255 * std), shift=-mean / std)
-            if dataset.input_type == "uint8"
-            else partial(_centre, mean=mean, scale=1 / std)
-        )
+        self._normalise = normalisation(dataset, device)
 
     def __call__(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs, normalised unless they are tokens, and targets of the samples [begin, end) of `batch`."""
@@ -52,6 +44,18 @@ class Inputs:
         computing.wait_stream(self._copy_stream)
         copy.record_stream(computing)
         return copy
+
+
+def normalisation(dataset: Dataset, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that normalises float32 samples, with channels first, in their place."""
+    axes = (1, 1) if len(dataset.input_shape) == 3 else ()
+    mean, std = (
+        torch.tensor(values, dtype=torch.float32, device=device).view(-1, *axes)
+        for values in (dataset.mean, dataset.std)
+    )
+    if dataset.input_type == "uint8":
+        return partial(_scale_pixels, scale=1 / (255 * std), shift=-mean / std)
+    return partial(_centre, mean=mean, scale=1 / std)
 
 
 def _scale_pixels(inputs: torch.Tensor, *, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

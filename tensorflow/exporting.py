@@ -37,7 +37,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
             model = keras.Model(inputs, model(_rescaling(dataset)(inputs)))
         model.save(path)
         return
-    rescale = _rescaling(dataset) if scales else lambda samples: samples
+    rescale = network.normalise if scales else lambda samples: samples
     signature = [tf.TensorSpec((None, *dataset.input_shape), kind, name="input")]
 
     @tf.function(input_signature=signature, autograph=False)
@@ -56,7 +56,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
 
 
 def _rescaling(dataset: Dataset) -> keras.layers.Layer:
-    """Return the layer that normalises samples."""
+    """Return a layer of Keras' own that normalises samples."""
     mean, std = np.array(dataset.mean), np.array(dataset.std)
     scale = 1 / ((255 if dataset.input_type == "uint8" else 1) * std)
     return keras.layers.Rescaling(scale.tolist(), (-mean / std).tolist(), dtype="float32")

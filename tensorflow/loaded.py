@@ -40,7 +40,7 @@ class LoadedNetwork:
         with tf.device(self.device):
             self.model = build_network(config, dataset, own)
         keras.config.set_dtype_policy(policy)
-        self._inputs = Inputs(dataset)
+        self.normalise = Inputs(dataset)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the weights by their names in checkpoints."""
@@ -53,7 +53,7 @@ class LoadedNetwork:
     def inputs(self, samples: np.ndarray) -> tf.Tensor:
         """Return samples as the network takes them: normalised."""
         with tf.device(self.device):
-            return self._inputs(tf.convert_to_tensor(samples))
+            return self.normalise(tf.convert_to_tensor(samples))
 
     def outputs(self, inputs: tf.Tensor) -> np.ndarray:
         """Return the outputs, float32 (n, ...)."""
