@@ -48,16 +48,16 @@ def check_loss(config: TrainConfig, task: Task) -> None:
     Raises:
         UserError: the loss does not fit; the message names those that do.
     """
-    dataset = config.data.dataset
+    dataset, loss = config.data.dataset, config.loss or default_loss(task)
     names = [name for name, tasks in LOSSES.items() if task in tasks]
     if config.loss in LOSSES and config.loss not in names:
         raise UserError(
             f"expected --loss {' or '.join(names)} for the targets of {dataset}, received {config.loss}; name another, "
             "or give --task if targets in your own data are something else"
         )
-    if config.optimizer.class_weights and (config.loss or default_loss(task)) != "cross-entropy":
-        raise UserError(f"--class-weights needs --loss cross-entropy, received {config.loss or default_loss(task)}")
-    if config.optimizer.label_smoothing and (config.loss or default_loss(task)) != "cross-entropy":
+    if config.optimizer.class_weights and loss != "cross-entropy":
+        raise UserError(f"--class-weights needs --loss cross-entropy, received {loss}")
+    if config.optimizer.label_smoothing and loss != "cross-entropy":
         raise UserError(
             f"expected --label-smoothing with classes to spread a label over, received the targets of {dataset}, which "
             "has none; leave it out"

@@ -47,8 +47,8 @@ class StrategyEntry:
 
 _COMMON = ("compile", "recompute", "accumulate_steps", "slices", "audit")
 _HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline", "elastic", "commit_every")
-_DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
-_DDP = (*_DDP, "find_unused_parameters")
+_BUCKETS = ("bucket_size", "static_graph", "find_unused_parameters", "gradient_as_bucket_view")
+_DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", *_BUCKETS)
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
