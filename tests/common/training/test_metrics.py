@@ -116,7 +116,7 @@ def test_labels_with_bce_have_the_right_sign():
     }
 
 
-METRIC = Path(__file__).parent / "programs" / "own_metric.py"
+METRIC = Path(__file__).parent / "programs" / "user_metric.py"
 
 
 def test_a_metric_of_the_users_own_on_ranks(tmp_path):
@@ -192,7 +192,7 @@ def test_a_metric_that_does_not_fit_is_refused(data, flags, expected):
     [
         ("nothing", "needs update.* and compute.*, received nothing"),
         ("number", "needs update.* and compute.*, received int"),
-        ("raises", r"received ValueError: bad in line \d+ of .*own_metric.py"),
+        ("raises", r"received ValueError: bad in line \d+ of .*user_metric.py"),
         ("text", "returns <U1; return whole numbers or floats"),
         ("grows", r"counts of shape \(\d+,\) after"),
         ("says", "compute.. of a metric returns str"),
