@@ -57,8 +57,11 @@ def test_logits_and_statistics_are_torchvisions(name, size):
 
 
 def test_gradients_are_torchvisions_in_float64():
-    """PyTorch computes in float64. Rounding may change the sign of a ReLU's input of ours, so norms are compared."""
-    random = np.random.default_rng(0)
+    """PyTorch computes in float64: with these samples, no ReLU input of ours has a different sign than in float64.
+
+    That was measured with one thread and with two, which add up in different orders.
+    """
+    random = np.random.default_rng(9)
     values, labels = random.normal(size=(8, 64, 64, 3)).astype(np.float32), random.integers(0, 1000, 8)
     theirs, weights = torchvisions("resnet18", values)
     theirs.double()
@@ -76,7 +79,7 @@ def test_gradients_are_torchvisions_in_float64():
     assert {weight.name for weight in trainable} == expected.keys()
     for weight, gradient in zip(trainable, gradients, strict=True):
         received, reference = weight.to_canonical(gradient.numpy()), expected[weight.name]
-        assert np.linalg.norm(received - reference) < 0.02 * np.linalg.norm(reference), weight.name
+        assert np.abs(received - reference).max() < 1e-3 * np.abs(reference).max(), weight.name
 
 
 @pytest.mark.parametrize("image_shape", [(8, 8, 1), (9, 7, 2), (1, 1, 3)])
