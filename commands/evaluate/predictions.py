@@ -20,7 +20,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.files.disk import write_atomically
-from allstep.common.training.metrics import probabilities
+from allstep.common.training.metrics import best_classes
 
 _SUFFIXES = (".csv", ".parquet", ".jsonl")
 
@@ -69,9 +69,7 @@ class Predictions:
         if not self._are_classes:
             rows[:, self._num_targets :] = outputs
             return
-        best = np.argsort(-outputs, axis=1, kind="stable")[:, : self._num_best]
-        shares = np.take_along_axis(probabilities(outputs), best, axis=1)
-        rows[:, self._num_targets :] = np.concatenate([best, shares], axis=1)
+        rows[:, self._num_targets :] = np.concatenate(best_classes(outputs, self._num_best), axis=1)
 
     def collect(self) -> None:
         """Add up the rows of all ranks, of which each sample has one; all ranks call it."""

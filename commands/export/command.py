@@ -34,6 +34,7 @@ from allstep.common.catalog import user_file
 from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
+from allstep.common.files.disk import write_atomically
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.exit import run_rank
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from allstep.common.api.load import build
 
     model = config.model if user_file.parse(config.model) else None
-    _, network = build(trained, framework, "cpu", model, ema=flags.ema)
+    network = build(trained, framework, "cpu", model, ema=flags.ema)
     samples, _ = dataset.validation.read(np.arange(min(NUM_SAMPLES, len(dataset.validation))), epoch=0)
     _export(flags, trained, framework, target, network, config, samples)
 
@@ -170,7 +171,8 @@ def _export(
     shape = ", ".join(map(str, normalised.shape[1:]))
     taken = {"scales": flags.with_preprocessing, "samples": f"{normalised.dtype} (n, {shape})", "framework": framework}
     page = target.with_name(f"{target.name}.md")
-    page.write_text(card(trained, flags.to, target.name, **taken), encoding="utf-8", errors="replace")
+    with write_atomically(page) as stream:
+        stream.write(card(trained, flags.to, target.name, **taken).encode(errors="replace"))
     print(f"{target}: outputs for {len(samples)} samples are equal to {apart:.1e}; its model card is {page}")
 
 

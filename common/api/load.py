@@ -24,7 +24,7 @@ from allstep.common.data.formats.arrays import inputs_of
 from allstep.common.data.images.pictures import PictureReader
 from allstep.common.process.lean_import import lean_import
 from allstep.common.training.description import Description
-from allstep.common.training.metrics import probabilities
+from allstep.common.training.metrics import best_classes
 from allstep.common.training.trained import Trained, open_trained
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -66,11 +66,12 @@ def load(
         raise UserError(f"framework must be {' or '.join(FRAMEWORKS)}, got {quote(framework)}")
     if device not in DEVICES:
         raise UserError(f"device must be one of {', '.join(DEVICES)}, got {quote(device)}")
-    return Loaded(trained, *build(trained, framework or trained.description.framework, device, model, ema=ema))
+    framework = framework or trained.description.framework
+    return Loaded(trained, framework, build(trained, framework, device, model, ema=ema))
 
 
-def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> tuple[str, Any]:
-    """Return a framework's name, and its network with the weights of a run.
+def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> Any:
+    """Return a framework's network with the weights of a run.
 
     Raises:
         UserError: see `load`.
@@ -86,7 +87,7 @@ def build(trained: Trained, framework: str, device: str, model: Any, *, ema: boo
     own = None if model is None or isinstance(model, str) else model
     network = module.LoadedNetwork(config, description.dataset(), own)
     network.load(trained.weights(network.shapes(), averaged=ema).arrays)
-    return framework, network
+    return network
 
 
 def _network(saved: str, given: Any) -> str:
@@ -159,15 +160,13 @@ class Loaded:
             return outputs[0] if is_one else outputs
         if self.description.task == "next-token":
             raise UserError("predict is for classes and numbers, this network predicts each token; call model")
-        rows = []
-        for shares in probabilities(outputs):
-            best = np.argsort(-shares, kind="stable")[:top]
-            rows.append([(self.description.class_name(int(one)), float(shares[one])) for one in best])
+        found = zip(*(array.tolist() for array in best_classes(outputs, top)), strict=True)
+        rows = [[(self.description.class_name(one), share) for one, share in zip(*row, strict=True)] for row in found]
         return rows[0] if is_one else rows
 
     def samples(self, images: Any) -> tuple[np.ndarray, bool]:
         """Return samples before normalisation, and whether they are of one picture alone."""
-        is_one = isinstance(images, (str, Path)) or hasattr(images, "convert")
+        is_one = _is_picture(images)
         if self._reader:
             is_one = is_one or (isinstance(images, np.ndarray) and images.ndim < 4)
             pictures: Any = [images] if is_one else images

@@ -140,6 +140,12 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(-1, keepdims=True)
 
 
+def best_classes(logits: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable classes of logits (n, classes), best first, and their probabilities: (n, number)."""
+    best = np.argsort(-logits, axis=1, kind="stable")[:, :number]
+    return best, np.take_along_axis(probabilities(logits), best, axis=1)
+
+
 def _metric(name: str, dataset: Dataset) -> Metric:
     if file := user_file.parse(name):
         return _users(name, file)
