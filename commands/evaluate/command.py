@@ -90,10 +90,9 @@ def _check(flags: Any, given: Sequence[str]) -> None:
 
 def _part_of(split: str, trained: Trained, given: Sequence[str]) -> list[str]:
     """Return the flag that chooses the part to evaluate."""
-    config = trained.manifest.config if trained.manifest else {}
     words = [part for word in given for part in word.split("=", 1)]
     named = [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--dataset"]
-    dataset = str(named[-1] if named else config.get("dataset", ""))
+    dataset = str(named[-1] if named else trained.config.get("dataset", ""))
     return ["--validation-part", "test"] if split == "test" and dataset not in _OFFICIAL_TESTS else []
 
 

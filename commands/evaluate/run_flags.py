@@ -31,7 +31,7 @@ def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
     names = {word.partition("=")[0].removeprefix("--").removeprefix("no-") for word in given if word.startswith("--")}
     names = {name.replace("_", "-") for name in names}
     kept = (*_NETWORK, *_PICTURES, *(() if "dataset" in names else _DATA))
-    config = trained.manifest.config if trained.manifest else {}
+    config = trained.config
     flags = {name: config[name] for name in kept if config.get(name) not in (None, [], False) and name not in names}
     for name in user_file.FLAGS:
         if name in flags:

@@ -62,11 +62,14 @@ class Pictures:
     paths: tuple[Path, ...]
     labels: np.ndarray
 
+    def path(self, index: int) -> Path:
+        return self.paths[index]
+
     def content(self, index: int) -> bytes:
-        return image_content(self.paths[index])
+        return image_content(self.path(index))
 
     def name(self, index: int) -> str:
-        return str(self.paths[index])
+        return str(self.path(index))
 
 
 def unlabelled(folder: Path, run: Description, data: DataConfig, placement: Placement) -> Dataset:
@@ -103,4 +106,4 @@ def path_of(split: Split, index: int) -> str | None:
     if isinstance(split, Subset):
         return path_of(split.whole, int(split.indices[index]))
     images: Any = getattr(split, "images", None)
-    return images.name(index) if hasattr(images, "path") or isinstance(images, Pictures) else None
+    return str(images.path(index)) if hasattr(images, "path") else None

@@ -45,7 +45,7 @@ def card(trained: Trained, form: str, name: str, *, scales: bool, samples: str, 
         "tags": ["allstep", run.model.partition(":")[0]],
         "model-index": [{"name": name, "results": [entry] if results else []}],
     }
-    flags = {key: value for key, value in manifest.config.items() if value not in (None, [], False)}
+    flags = {key: value for key, value in manifest.config.items() if value is not None and value != []}
     sections = {
         "Samples": [f"Input: {samples}. {_preparation(run, scales=scales)}".rstrip()],
         "Classes": _classes(run.classes),

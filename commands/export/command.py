@@ -11,7 +11,6 @@ card in Markdown goes next to it. All flags of the trainers may be given besides
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import json
@@ -35,6 +34,7 @@ from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
 from allstep.common.files.disk import write_atomically
+from allstep.common.files.writable import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.exit import run_rank
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -87,8 +87,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check(flags, trained, framework, target)
     config = parse(tuple(STRATEGIES[framework]), ALONE, words_for(trained, ["--strategy", "single", *given]))
     dataset = _dataset(config, trained)
-    if FORMATS[flags.to].frameworks == ("tensorflow",) or framework == "tensorflow":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from allstep.common.api.load import build
 
     model = config.model if user_file.parse(config.model) else None
@@ -121,20 +119,17 @@ def _check(flags: Any, trained: Trained, framework: str, target: Path) -> None:
     if target.is_dir():
         raise UserError(f"expected --output to be free, received the folder {quote(target)}; name another")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(target.parent, os.W_OK):
-            raise PermissionError(13, "Permission denied")
+        try_file(target)
     except OSError as error:
         raise UserError(f"expected --output that can be written, received {quote(target)}: {error.strerror}") from None
 
 
 def _dataset(config: TrainConfig, trained: Trained) -> Dataset:
     from allstep.commands.evaluate.samples import fitted
-    from allstep.common.base.cores import usable_cores
     from allstep.common.data import datasets
+    from allstep.common.training.opening import data_flags
 
-    threads = config.data.decode_threads or usable_cores()
-    data = dataclasses.replace(config.data, decode_threads=threads, task=config.data.task_with(config.loss))
+    data = data_flags(config, ALONE)
     datasets.prepare(data)
     return fitted(datasets.load(data), data, trained.described, part="validation")
 
@@ -155,7 +150,8 @@ def _export(
     if flags.with_preprocessing:
         first = framework == "pytorch" and samples.ndim == 4
         normalised = np.ascontiguousarray(np.moveaxis(samples, -1, 1)) if first else samples
-    partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".partial-{os.getpid()}{FORMATS[flags.to].suffix}")  # Keras looks at the suffix
     try:
         _write(flags.to, partial, framework, network, trained, scales=flags.with_preprocessing)
         apart = _difference(flags.to, partial, normalised, expected, _library(config, trained), network)
@@ -178,14 +174,10 @@ def _export(
 
 def _write(form: str, path: Path, framework: str, network: Any, trained: Trained, *, scales: bool) -> None:
     exporting = importlib.import_module(f"allstep.{framework}.exporting")
-    suffixed = path.with_name(path.name + FORMATS[form].suffix)  # Keras looks at the suffix
     try:
-        exporting.write(form, suffixed, network, trained.description.dataset(), scales=scales)
+        exporting.write(form, path, network, trained.description.dataset(), scales=scales)
     except Exception as error:
         raise UserError(f"--to {form} cannot export --model {trained.description.model}: {summary(error)}") from error
-    finally:
-        if os.path.lexists(suffixed):
-            suffixed.rename(path)
 
 
 def _library(config: TrainConfig, trained: Trained) -> dict[str, Any] | None:
@@ -212,19 +204,23 @@ def _difference(
     with scratch_folder("export") as folder:
         ready, found = Path(folder) / "samples.npy", Path(folder) / "outputs.npz"
         np.save(ready, samples)
-        named = Path(folder) / f"model{FORMATS[form].suffix}"
-        os.symlink(path.resolve(), named)
         model = json.dumps(library if not FORMATS[form].has_graph else None)
         program = [
             sys.executable,
             "-I",
             str(Path(__file__).with_name("verify.py")),
             form,
-            *map(str, (named, ready, found)),
+            *map(str, (path.resolve(), ready, found)),
             model,
         ]
         environ = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(program, cwd=folder, env=environ, capture_output=True, text=True, timeout=_SECONDS)
+        options = {"cwd": folder, "env": environ, "capture_output": True, "text": True, "timeout": _SECONDS}
+        try:
+            done = subprocess.run(program, **options)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"--to {form}: loading the file takes longer than {_SECONDS} s; nothing is written"
+            ) from None
         if done.returncode:
             *_, reason = ["no reason", *done.stderr.strip().splitlines()]
             raise UserError(f"--to {form}: the file cannot be loaded again: {quote(reason)}; nothing is written")

@@ -128,7 +128,7 @@ class Loaded:
     @property
     def config(self) -> Mapping[str, Any]:
         """Flags of the run by name."""
-        return self._trained.manifest.config if self._trained.manifest else {}
+        return self._trained.config
 
     def preprocess(self, images: Any) -> Any:
         """Return a batch as the network takes it, made exactly as the samples of validation.
@@ -180,7 +180,8 @@ class Loaded:
             if len(shape) != 3 or kind != "uint8":
                 raise UserError(f"expected samples {kind} {shape}, as the run was trained on, received pictures")
             arrays = [_opened(one, shape[2]) for one in ([images] if is_one else images)]
-            values = np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays[0][np.newaxis]
+            odd = next((array for array in arrays if array.shape != shape), None)
+            values = np.stack(arrays) if odd is None else odd[np.newaxis]
         else:
             values = np.asarray(images)
             is_one = values.shape in (shape, shape[:-1] if shape[-1:] == (1,) else shape)

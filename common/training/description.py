@@ -20,7 +20,7 @@ from allstep.common.data.datasets.base import InputType, Task
 from allstep.common.data.images.crop import CENTRE_FRACTION
 from allstep.common.data.images.encoded import EncodedSplit
 from allstep.common.files.records import Count, from_json
-from allstep.common.files.schema import Mismatch, number, whole
+from allstep.common.files.schema import Mismatch, number
 
 MAX_NAME_BYTES = 2**24
 """Maximum size of all names of classes; a manifest has a limit, beyond which it is not read."""
@@ -60,7 +60,7 @@ class Description:
     """Divisor of pixels."""
     image_files: ImageFiles | None = None
     """How pictures become samples; None if samples are arrays."""
-    num_tokens: Annotated[int, whole()] = 0
+    num_tokens: int = 0
     vocabulary: str = ""
     """Characters in the order of their tokens; empty if tokens are bytes, or no characters."""
     loss: str = ""

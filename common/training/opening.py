@@ -46,10 +46,8 @@ def open_dataset(
             with _memory_errors(config):
                 datasets.prepare(config.data)
         collectives.barrier()
-        decode_threads = config.data.decode_threads or cores_per_rank(placement)
-        data = dataclasses.replace(config.data, decode_threads=decode_threads, task=config.data.task_with(config.loss))
         with _memory_errors(config):
-            own = datasets.load(data)
+            own = datasets.load(data_flags(config, placement))
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
     if config.data.standardize:
@@ -61,6 +59,12 @@ def open_dataset(
         class_weights=class_weights_of(config.optimizer.class_weights, own),
         augmentation=augmentation_of(config.data, own),
     )
+
+
+def data_flags(config: TrainConfig, placement: Placement) -> DataConfig:
+    """Return the flags of the data set with what others decide: the task, by the loss, and the threads of a rank."""
+    threads = config.data.decode_threads or cores_per_rank(placement)
+    return dataclasses.replace(config.data, decode_threads=threads, task=config.data.task_with(config.loss))
 
 
 def _sampler_of(flags: DataConfig, dataset: Dataset) -> Sampler | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from allstep.common import checkpoint
 from allstep.common.base.errors import UserError, quote
@@ -28,6 +29,11 @@ class Trained:
     """Arguments of `checkpoint.load`; the first may be a safetensors file."""
     manifest: Manifest | None = None
     described: Description | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Flags of the run by name; none if they are not known."""
+        return self.manifest.config if self.manifest else {}
 
     @property
     def description(self) -> Description:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, NonNegative, Positive, from_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import mapping, whole
+from allstep.common.files.schema import mapping
 from allstep.common.files.strict_json import NotJson
 
 FILE = "metrics.jsonl"
-Whole = Annotated[int, whole()]
 _LARGEST_FILE = 64 * 2**20  # enough lines for half a million steps
 
 
@@ -53,7 +52,7 @@ class Epoch:
     """None without classes."""
     images_per_second: Positive | None = None
     gradient_noise_scale: NonNegative | None = None
-    validation_confusion_matrix: tuple[tuple[Whole, ...], ...] = ()
+    validation_confusion_matrix: tuple[tuple[int, ...], ...] = ()
     validation_precision_per_class: tuple[NonNegative, ...] = ()
     validation_recall_per_class: tuple[NonNegative, ...] = ()
     validation_f1_per_class: tuple[NonNegative, ...] = ()

@@ -100,6 +100,10 @@ def test_a_network_of_the_users_own_is_named_again(tmp_path):
         UserError, match=r"expected samples uint8 \(8, 8, 1\), as the run was trained on, received uint8"
     ):
         trained.predict(np.zeros((2, 9, 9), np.uint8))
+    pictures = [Image.fromarray(np.zeros((side, side), np.uint8)) for side in (8, 9)]
+    assert len(trained.predict([pictures[0]] * 2)) == 2
+    with pytest.raises(UserError, match=r"received uint8 \(9, 9, 1\)"):
+        trained.predict(pictures)
 
 
 def test_mistakes_are_one_line(run, tmp_path):
