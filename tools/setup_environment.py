@@ -15,18 +15,21 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tensorflow_gpu
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
 
 from allstep.commands.horovod import build, prerequisites
+from allstep.commands.horovod import self_test as horovod_test
 from allstep.commands.horovod.gpu_choice import Choice, choose, find_driver
-from allstep.commands.horovod.logged import CommandFailed, run_logged
+from allstep.commands.horovod.logged import CommandFailed, no_progress, run_logged
 from allstep.commands.horovod.open_mpi import parameters, write_parameters
 from allstep.commands.horovod.patch_series import Patch, PatchFailed, series
+from allstep.commands.horovod.pip import pip
 from allstep.commands.horovod.target import Target, pinned
 from allstep.common.base.errors import UserError
 
@@ -90,7 +93,7 @@ def make_environment() -> None:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     # sys.executable may be in the environment that was just removed.
     command = [os.path.realpath(f"/proc/{os.getpid()}/exe"), "-m", "venv", str(ENVIRONMENT)]
-    _run(command, progress=_none)
+    _run(command, progress=no_progress)
 
 
 def packages(*, gpu: bool) -> str:
@@ -115,7 +118,7 @@ def install_tensorflow_gpu() -> None:
     temporary.mkdir(exist_ok=True)
     target = ["install", "--no-deps", "--target", str(folder), "-r", str(TENSORFLOW_GPU_CONSTRAINTS)]
     # pip unpacks 6 GB into a temporary folder and moves them; /tmp may be too small or on another disk.
-    _pip(*target, progress=_PackageCount(0), env=os.environ | {"TMPDIR": str(temporary)})
+    _pip(*target, progress=_PackageCount(0), env={"TMPDIR": str(temporary)})
     shutil.rmtree(temporary)
     tensorflow_gpu.tidy_and_link(ENVIRONMENT)
 
@@ -136,21 +139,15 @@ def install_allstep() -> None:
 
 
 def self_test(*, gpu: bool) -> None:
-    command = [str(PYTHON), "-m", "allstep.commands.horovod.self_test", *(["--gpu"] if gpu else [])]
-    _run(command, progress=lambda line: line if line.startswith(("ok:", "not tried:")) else None)
+    _run(horovod_test.command(PYTHON, *(["--gpu"] if gpu else [])), progress=horovod_test.progress)
 
 
-def _none(line: str) -> None:
-    return None
+def _run(command: list[str], *, progress: Callable[[str], str | None]) -> None:
+    run_logged(command, LOG, progress=progress, pass_fds=[_lock_fd])
 
 
-def _run(command: list[str], *, progress: Callable[[str], str | None], env: Mapping[str, str] | None = None) -> None:
-    run_logged(command, LOG, progress=progress, env=env, pass_fds=[_lock_fd])
-
-
-def _pip(*arguments: str, progress: Callable[[str], str | None] = _none, env: Mapping[str, str] | None = None) -> None:
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    _run(command, progress=progress, env=env)
+def _pip(*arguments: str, **options: Any) -> None:
+    pip(PYTHON, *arguments, log=LOG, pass_fds=[_lock_fd], **options)
 
 
 def _num_pins(pins: str) -> int:
@@ -166,8 +163,6 @@ class _PackageCount:
         self.count = 0
 
     def __call__(self, line: str) -> str | None:
-        if "after connection broken by" in line:
-            return "the package index does not answer; pip tries again"
         if line.startswith("Installing collected packages"):
             return "installing them (a minute or so)"
         if line.startswith(("Collecting ", "Processing ")):

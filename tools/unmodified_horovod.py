@@ -15,8 +15,9 @@ import this_checkout  # noqa: F401  # first: makes allstep.* importable
 from setup_environment import CONSTRAINTS
 
 from allstep.commands.horovod.build import cached_wheel, site_packages
-from allstep.commands.horovod.logged import CommandFailed, no_progress, run_logged
+from allstep.commands.horovod.logged import CommandFailed
 from allstep.commands.horovod.patch_series import PatchFailed, series
+from allstep.commands.horovod.pip import pip
 from allstep.commands.horovod.target import Target, pinned
 
 
@@ -28,17 +29,16 @@ def make_environment(directory: Path) -> None:
         PatchFailed: a patch does not fit the source.
     """
     venv.create(directory, with_pip=True)
-    pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
-    log = directory / "setup.log"
+    python, log = directory / "bin" / "python", directory / "setup.log"
     print(f"installing packages and compiling Horovod: several minutes; log: {log}", flush=True)
-    run_logged([*pip, "-r", str(CONSTRAINTS)], log, progress=no_progress)
+    pip(python, "install", "-r", str(CONSTRAINTS), log=log)
     target = Target(
-        python=directory / "bin" / "python",
+        python=python,
         site_packages=site_packages(directory),
         versions=pinned(CONSTRAINTS.read_text()),
     )
     wheel = cached_wheel(target, patches=series(["build"]))
-    run_logged([*pip, "--no-deps", str(wheel)], log, progress=no_progress)
+    pip(python, "install", "--no-deps", str(wheel), log=log)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from allstep.commands.horovod.target import TENSORFLOW, check_no_foreign_horovod, mpi_on_path, version_of
 from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import UserError
-from allstep.common.launch.horovod_build import HorovodBuild, read_build
+from allstep.common.launch.horovod_build import HorovodBuild
+from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 _PACKAGES = {"pytorch": ("torch",), "tensorflow": TENSORFLOW}
 
@@ -45,7 +46,7 @@ def mismatches(build: HorovodBuild | None) -> Iterator[str]:
         elif built_for and found and built_for.partition("+")[0] != found.partition("+")[0]:
             yield f"Horovod was built for {framework} {built_for}, and {found} is installed: {fix}"
     yield from _mpi_mismatches(build, fix)
-    if error := _import_error():
+    if error := _import_error(build):
         yield f"Horovod cannot be imported: {error}: {fix}"
 
 
@@ -68,11 +69,10 @@ def _mpi_mismatches(build: HorovodBuild, fix: str) -> Iterator[str]:
         )
 
 
-def _import_error() -> str | None:
+def _import_error(build: HorovodBuild) -> str | None:
     """Return the error of importing Horovod's package and libraries in a process of its own, in one line."""
-    names = {"pytorch": ("torch", "horovod.torch"), "tensorflow": ("tensorflow", "horovod.tensorflow")}
-    build = read_build()
-    modules = [names[name][1] for name in (build.versions if build else ()) if importlib.util.find_spec(names[name][0])]
+    packages = [FRAMEWORK_PACKAGES[name] for name in build.versions]
+    modules = [f"horovod.{package}" for package in packages if importlib.util.find_spec(package)]
     if not modules:
         return None
     program = "".join(f"import {module}; {module}.mpi_built()\n" for module in modules)

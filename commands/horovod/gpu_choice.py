@@ -22,6 +22,11 @@ class Driver:
     # Major version; None if the kernel does not report it, as under WSL and in some containers.
     version: int | None = None
 
+    @property
+    def works(self) -> bool:
+        """Whether it is new enough for CUDA 13, or does not tell."""
+        return self.found and (self.version is None or self.version >= OLDEST_DRIVER)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -45,11 +50,10 @@ def choose(asked: str, *, before: bool | None, driver: Driver) -> Choice:
         raise UserError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {asked!r}; correct it")
     if asked:
         return Choice(asked == "1", f"GPU={asked} says so")
-    works = driver.found and (driver.version is None or driver.version >= OLDEST_DRIVER)
     if before is not None:
-        other = " (make setup GPU=1 builds for the GPUs here)" if works and not before else ""
+        other = " (make setup GPU=1 builds for the GPUs here)" if driver.works and not before else ""
         return Choice(before, f"as the last set-up did{other}")
-    if works:
+    if driver.works:
         return Choice(True, "NVIDIA's driver is here (make setup GPU=0 builds for CPUs)")
     if driver.found:
         return Choice(False, f"the driver is {driver.version}, and CUDA 13 needs {OLDEST_DRIVER} or newer")

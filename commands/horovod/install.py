@@ -10,8 +10,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites
-from allstep.commands.horovod.gpu_choice import OLDEST_DRIVER, find_driver
+from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites, self_test
+from allstep.commands.horovod.gpu_choice import find_driver
 from allstep.commands.horovod.logged import CommandFailed, run_logged
 from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.pip import pip, pip_command
@@ -20,7 +20,8 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.base.terminal import warn
 from allstep.common.launch.framework_version import check_version
 
-_LOG_NAME = "install.log"
+LOG = Path(sys.prefix, "allstep-horovod.log")
+"""Log of this environment, since several may be installed into at the same time."""
 
 
 def install(*, mpi: str, gpu: bool | None) -> None:
@@ -87,9 +88,9 @@ def _choose_gpu(wanted: bool | None) -> bool:
         UserError: torch's wheels do not bring the CUDA that Horovod is compiled with.
     """
     cuda, driver = torch_cuda(), find_driver()
-    driver_fits = driver.found and (driver.version is None or driver.version >= OLDEST_DRIVER)
-    gpu = driver_fits and bool(cuda and cuda.startswith("13.")) if wanted is None else wanted
-    if gpu and not (cuda and cuda.startswith("13.")):
+    fits = bool(cuda and cuda.startswith("13."))
+    gpu = driver.works and fits if wanted is None else wanted
+    if gpu and not fits:
         received = f"one for CUDA {cuda}" if cuda else "none"
         raise UserError(f"expected torch for CUDA 13, whose NCCL Horovod shares, for --gpu, received {received}")
     if wanted is None and cuda and not gpu:
@@ -132,16 +133,15 @@ def _check_environment() -> None:
 
 def _install(target: Target, wheel: Path) -> None:
     """Install what the wheel needs and is not there, so that no installed package changes, and then the wheel."""
-    log = build.cache_folder() / _LOG_NAME
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
-    constraints = build.cache_folder() / "installed.txt"
-    constraints.write_text("".join(_installed()))
+    LOG.unlink(missing_ok=True)
     if needed := _lacking(target):
-        pip(target.python, "install", *needed, "--constraint", str(constraints), log=log)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+            constraints.writelines(_installed())
+            constraints.flush()
+            pip(target.python, "install", *needed, "--constraint", constraints.name, log=LOG)
     # Without its dependencies: an environment may have its frameworks in combinations that pip would not choose.
     requirement = f"horovod=={wheel.name.split('-')[1]}"
-    pip(target.python, "install", "--no-deps", "--find-links", str(wheel.parent), requirement, log=log)
+    pip(target.python, "install", "--no-deps", "--find-links", str(wheel.parent), requirement, log=LOG)
 
 
 def _lacking(target: Target) -> list[str]:
@@ -187,10 +187,8 @@ def _self_test(target: Target) -> None:
     options = ["--gpu"] if target.gpu else []
     if target.outside_mpi and not target.outside_mpi.horovodrun_starts_it:
         options.append("--gloo")
-    command = [str(target.python), "-m", "allstep.commands.horovod.self_test", *options]
-    log = build.cache_folder() / _LOG_NAME
     try:
-        run_logged(command, log, progress=lambda line: line if line.startswith(("ok:", "not tried:")) else None)
+        run_logged(self_test.command(target.python, *options), LOG, progress=self_test.progress)
     except CommandFailed:
         subprocess.run([*pip_command(target.python), "uninstall", "--yes", "horovod"], capture_output=True)
         raise

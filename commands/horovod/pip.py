@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from allstep.commands.horovod.logged import no_progress, run_logged
@@ -35,9 +35,17 @@ def _bundled_pip() -> Path:
 
 
 def pip(
-    python: Path, *arguments: str, log: Path, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None
+    python: Path,
+    *arguments: str,
+    log: Path,
+    progress: Callable[[str], str | None] = no_progress,
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
 ) -> None:
     """Run pip with these arguments; its output goes to the log.
+
+    Args:
+        progress: see `run_logged`; what waits for the package index is told in any case.
 
     Raises:
         UserError, CommandFailed: as `run_logged`.
@@ -46,11 +54,11 @@ def pip(
     # Variables that would put packages elsewhere than where the caller wants them.
     for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV"):
         env.pop(name, None)
+
+    def told(line: str) -> str | None:
+        if "after connection broken by" in line:
+            return "the package index does not answer; pip tries again"
+        return progress(line)
+
     command = [*pip_command(python), *arguments]
-    run_logged(command, log, progress=_waiting, env=env, cwd=Path("/"), pass_fds=pass_fds)
-
-
-def _waiting(line: str) -> str | None:
-    if "after connection broken by" in line:
-        return "the package index does not answer; pip tries again"
-    return no_progress(line)
+    run_logged(command, log, progress=told, env=env, cwd=Path("/"), pass_fds=pass_fds)

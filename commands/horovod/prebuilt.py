@@ -6,11 +6,13 @@ built, and if its SHA-256 is the one in SHA256SUMS. Otherwise Horovod is built a
 
 from __future__ import annotations
 
-import hashlib
+import http.client
 import os
 import urllib.parse
 import urllib.request
 from pathlib import Path
+
+from allstep.common.files.disk import sha256_of
 
 VARIABLE = "ALLSTEP_HOROVOD_WHEELS"
 SUMS = "SHA256SUMS"
@@ -28,22 +30,29 @@ def fitting(name: str, folder: Path) -> Path | None:
         return None
     try:
         expected = read_sums(_read(source, SUMS).decode()).get(name)
-        data = _read(source, name) if expected else b""
-    except (OSError, ValueError) as error:
+        kept = (folder if _is_url(source) else Path(source)) / name
+        if expected and _is_url(source) and not (kept.exists() and sha256_of(kept) == expected):
+            _keep(kept, _read(source, name))
+        received = sha256_of(kept) if expected else None
+    except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"  no wheel from {VARIABLE}: {error}", flush=True)
         return None
     if expected is None:
         print(f"  no wheel from {VARIABLE}: {source} has no {name}", flush=True)
         return None
-    if hashlib.sha256(data).hexdigest() != expected:
+    if received != expected:
         print(f"  no wheel from {VARIABLE}: the SHA-256 of {name} is not that of {SUMS}", flush=True)
         return None
     print(f"  from {VARIABLE}: {name}", flush=True)
-    if not _is_url(source):
-        return Path(source) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(data)
-    return folder / name
+    return kept
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Replace a file that another process may be reading or writing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
 
 
 def read_sums(text: str) -> dict[str, str]:
@@ -56,7 +65,7 @@ def write_sum(wheel: Path) -> None:
     """Add the wheel to the SHA256SUMS of its folder."""
     file = wheel.with_name(SUMS)
     sums = read_sums(file.read_text()) if file.exists() else {}
-    sums[wheel.name] = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    sums[wheel.name] = sha256_of(wheel)
     file.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
 
 

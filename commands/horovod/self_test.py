@@ -9,19 +9,20 @@ In the test on CPUs, GPUs are hidden, since two ranks may not share one.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+
+from allstep.common.launch.horovod_build import HorovodBuild, read_build
+from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 TIMEOUT_S = 120
 NUM_RANKS = 2
-METADATA_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}
+FEATURES = {"mpi": "MPI", "gloo": "Gloo"}
+"""Library that a controller of horovodrun needs."""
 RANK_PROGRAMS = {
-    "torch": """
+    "pytorch": """
 import horovod.torch as hvd, torch
 hvd.init()
 total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0), op=hvd.Sum)
@@ -33,7 +34,7 @@ total = hvd.allreduce(tf.fill((1000,), hvd.rank() + 1.0), op=hvd.Sum).numpy()
 """,
 }
 GPU_RANK_PROGRAMS = {
-    "torch": """
+    "pytorch": """
 import horovod.torch as hvd, torch
 hvd.init()
 torch.cuda.set_device(hvd.local_rank())
@@ -94,25 +95,35 @@ def find_horovodrun() -> str:
     return str(next(Path(str(file.locate())).resolve() for file in files if file.name == "horovodrun"))
 
 
-def built() -> Mapping[str, object]:
+def command(python: Path, *options: str) -> list[str]:
+    """Return the command of this test in the environment of an interpreter."""
+    return [str(python), "-m", "allstep.commands.horovod.self_test", *options]
+
+
+def progress(line: str) -> str | None:
+    """Return a line that says what has been tested, and None for others."""
+    return line if line.startswith(("ok:", "not tried:")) else None
+
+
+def built() -> HorovodBuild:
     """Return Horovod's own record of what it was built with."""
-    spec = importlib.util.find_spec("horovod")
-    assert spec and spec.origin
-    return json.loads(Path(spec.origin).with_name("metadata.json").read_text())
+    found = read_build()
+    assert found is not None
+    return found
 
 
 def on_cpus(controllers: list[str]) -> None:
     has = built()
     for framework, program in RANK_PROGRAMS.items():
         for controller in controllers:
-            if METADATA_NAMES[framework] not in has or not has[f"{controller}_built"]:
+            if framework not in has.versions or FEATURES[controller] not in has.features:
                 continue
             run_ranks(
                 program + CHECK.format(num_ranks=NUM_RANKS),
                 num_ranks=NUM_RANKS,
                 controller=controller,
                 env={"CUDA_VISIBLE_DEVICES": ""},
-                what=f"{framework} on {NUM_RANKS} ranks under {controller}",
+                what=f"{FRAMEWORK_PACKAGES[framework]} on {NUM_RANKS} ranks under {controller}",
             )
 
 
@@ -126,14 +137,14 @@ def on_gpus() -> None:
     num_ranks = min(NUM_RANKS, num_gpus)
     has = built()
     for framework, program in GPU_RANK_PROGRAMS.items():
-        if METADATA_NAMES[framework] not in has:
+        if framework not in has.versions:
             continue
         run_ranks(
             program + CHECK.format(num_ranks=num_ranks) + CHECK_GPU,
             num_ranks=num_ranks,
             controller="mpi",
             env={},
-            what=f"{framework} by NCCL, GPUs: {num_ranks}",
+            what=f"{FRAMEWORK_PACKAGES[framework]} by NCCL, GPUs: {num_ranks}",
         )
 
 

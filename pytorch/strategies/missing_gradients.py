@@ -1,4 +1,4 @@
-"""Which parameters have a gradient on no rank of Horovod's, so that the optimizer leaves them alone."""
+"""Find the parameters that have a gradient on no rank of Horovod, which the optimizer leaves alone."""
 
 from __future__ import annotations
 

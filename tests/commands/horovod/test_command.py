@@ -23,7 +23,7 @@ def installed(monkeypatch):
     for module in (check, target):
         monkeypatch.setattr(module, "version_of", versions.get)
     monkeypatch.setattr(check, "mpi_on_path", lambda: None)
-    monkeypatch.setattr(check, "_import_error", lambda: None)
+    monkeypatch.setattr(check, "_import_error", lambda build: None)
     monkeypatch.setattr(check, "setup_command", lambda *, gpu: "allstep horovod install")
     return versions
 
