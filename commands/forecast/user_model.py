@@ -53,13 +53,15 @@ def _torch_layers(model: Any, input_shape: tuple[int, ...]) -> list[Layer]:
             lambda _module, _inputs, output, name=name: calls.append((name, _positions(output)))
         )
         for name, module in model.named_modules()
+        if module is not model
     ]
     model.eval()
     with torch.no_grad():
-        model(_torch_sample(model, input_shape))
+        output = model(_torch_sample(model, input_shape))
+    calls.append(("", _positions(output)))  # no hook: a model that overrides __call__ would not run it
     for hook in hooks:
         hook.remove()
-    owned = _tensors(model, [name for name, _ in calls])
+    owned = _tensors(model, {name for name, _ in calls})
     layers, counted = [], set()
     for name, positions in calls:
         new = [one for one in owned.get(name, ()) if id(one) not in counted]
@@ -71,8 +73,12 @@ def _torch_layers(model: Any, input_shape: tuple[int, ...]) -> list[Layer]:
     return layers
 
 
-def _tensors(model: Any, called: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the tensors that train of each module that is called; a tied tensor is listed for each use."""
+def _tensors(model: Any, called: set[str]) -> dict[str, list[Any]]:
+    """Return the tensors that train of each module that is called; a tied tensor is listed for each use.
+
+    Args:
+        called: names of modules, with that of the model itself, "".
+    """
     found: dict[str, list[Any]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = name.rpartition(".")[0]

@@ -104,6 +104,15 @@ def test_a_users_network_of_numbers():
     assert read_model(f"{PROGRAM}:numbers", "pytorch", (30,), 10).num_parameters == 310
 
 
+def test_a_users_network_whose_call_is_its_own():
+    """Oracle: torch lists the parameters; the root's own one is used last."""
+    pytest.importorskip("torch")
+    found = read_model(f"{PROGRAM}:scaled", "pytorch", (30,), 10)
+    assert found.num_parameters == sum(one.numel() for one in user_networks().scaled((30,), 10).parameters())
+    layers = [(layer.name, layer.num_parameters, layer.num_tensors) for layer in found.layers]
+    assert layers == [("output", 310, 2), ("", 10, 1)]
+
+
 def test_a_users_keras_network():
     """Oracle: Keras counts the weights that train."""
     pytest.importorskip("keras")
