@@ -159,7 +159,7 @@ def _replicated_step(workload: Workload, machine: Machine, compute: float, num_r
     return simulate(
         compute - backward,
         found,
-        lambda num_bytes: machine.all_reduce(num_bytes, num_ranks),
+        functools.cache(partial(machine.all_reduce, num_ranks=num_ranks)),  # phases of a cycle repeat messages
         fusion=machine.fusion,
         contention=_contention(machine, num_ranks),
         request=machine.request * num_ranks,
