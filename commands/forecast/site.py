@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -111,7 +110,3 @@ class Site:
 
 def _seconds(microseconds: float | None, kind: str) -> float:
     return (_MICROSECONDS[kind] if microseconds is None else microseconds) / 1e6
-
-
-NOWHERE = Link(0.0, math.inf)
-"""Link of machines whose all-reduces were measured as a whole."""
