@@ -22,21 +22,17 @@ def calibrated(
     forecasts: Sequence[tuple[Callable[[Parameters], float], float]],
     *,
     known: Mapping[str, float] | None = None,
-    on_cpu: bool = False,
+    bounds: Mapping[str, Bounds] = BOUNDS,
 ) -> Parameters:
     """Return parameters under which forecasts agree with measurements.
 
     Args:
         usual: values that are expected before anything is measured.
         forecasts: for each measured efficiency, its forecast as a function of the parameters, and the measured value.
-        known: values that the user gives.
-        on_cpu: whether ranks compute on CPUs, which the fit knows nothing about: they reduce with the cores that
-            backward would use, and may share them.
+        known: values that are not calibrated.
+        bounds: CPU_BOUNDS for ranks that compute on CPUs.
     """
-    bounds = CPU_BOUNDS if on_cpu else BOUNDS
     prior = {name: Prior(value, bounds[name].spread) for name, value in usual.items()}
-    if on_cpu:
-        prior |= {"contention": Prior(1.0, 0.0), "tcp_contention": Prior(1.0, 0.0)}
     prior |= {name: Prior(value, 0.0) for name, value in (known or {}).items()}
 
     def errors(parameters: Parameters) -> list[float]:

@@ -8,14 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.commands.forecast.calibration import calibrated
+from allstep.commands.forecast.calibration import CPU_BOUNDS, calibrated
 from allstep.commands.forecast.flags import RANKS_PER_NODE
 from allstep.commands.forecast.forecast import Forecast, Machine, Workload, forecast
 from allstep.commands.forecast.interval import distance, efficiency_range
 from allstep.commands.forecast.links import Link
 from allstep.commands.forecast.measured_runs import MeasuredRun, read_link, read_run
 from allstep.commands.forecast.networks import Network, known_networks, read_network, uniform
-from allstep.commands.forecast.parameters import Parameters, fitted
+from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted
 from allstep.commands.forecast.simulation import MIB, Fusion
 from allstep.commands.forecast.site import DDP_BUCKETS, Site
 from allstep.commands.forecast.user_model import read_model
@@ -149,7 +149,7 @@ def _calibrated(question: Question, runs: list[MeasuredRun], known: dict[str, fl
             for number, efficiency in measured
         ],
         known=known,
-        on_cpu=question.on_cpu,
+        bounds=CPU_BOUNDS if question.on_cpu else BOUNDS,
     )
     workload = question.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
     return replace(
