@@ -10,6 +10,7 @@ from functools import partial
 from allstep.commands.forecast.allreduce import ALGORITHMS, DIRECT, all_gather
 from allstep.commands.forecast.links import Cluster
 from allstep.commands.forecast.networks import BYTES_PER_PARAMETER, Network
+from allstep.commands.forecast.parameters import Parameters
 from allstep.commands.forecast.sharded import MIN_UNIT_PARAMETERS, Unit, simulate_sharded
 from allstep.commands.forecast.simulation import Fusion, Gradient, SimulatedStep, simulate
 from allstep.commands.forecast.stragglers import slowdown
@@ -40,9 +41,9 @@ class Workload:
     baseline_ranks: int = 1
     """Number of ranks whose step time is given, and to which efficiency refers."""
 
-    def assuming(self, *, jitter: float, tail: float) -> Workload:
-        """Return the workload with this jitter and, if only its number of parameters is known, this tail."""
-        return replace(self, jitter=jitter, network=self.network.with_tail(tail))
+    def assuming(self, parameters: Parameters) -> Workload:
+        """Return the workload with their jitter and, if only its number of parameters is known, their tail."""
+        return replace(self, jitter=parameters.jitter, network=self.network.with_tail(parameters.tail))
 
 
 @dataclass(frozen=True)

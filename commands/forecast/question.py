@@ -33,7 +33,8 @@ _PATTERN_FLAGS = {"algorithm", "sharded", "buckets", "fusion_mib", "cycle_ms", "
 class Question:
     """A workload on a site, with the parameters that are fitted, given or calibrated."""
 
-    workload: Workload
+    plain_workload: Workload
+    """The workload without jitter and tail."""
     site: Site
     parameters: Parameters
     extras: dict[str, float]
@@ -50,16 +51,17 @@ class Question:
     """Whether jitter is given or measured, and not calibrated."""
 
     @property
-    def machine(self) -> Machine:
-        return self.machine_with(self.parameters)
+    def workload(self) -> Workload:
+        return self.plain_workload.assuming(self.parameters)
 
-    def machine_with(self, parameters: Parameters) -> Machine:
-        return replace(self.site.machine(parameters, self.links), **self.extras)
+    @property
+    def machine(self) -> Machine:
+        return replace(self.site.machine(self.parameters, self.links), **self.extras)
 
     def efficiency(self, parameters: Parameters, num_ranks: int) -> float:
         """Return the efficiency that is forecast with other parameters."""
-        workload = self.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
-        return forecast(workload, self.machine_with(parameters), num_ranks).efficiency
+        other = replace(self, parameters=parameters)
+        return forecast(other.workload, other.machine, num_ranks).efficiency
 
     def limits(self, found: Forecast) -> tuple[float, float]:
         """Return the 10 and 90 % limits of an efficiency."""
@@ -68,7 +70,7 @@ class Question:
             self.site,
             found.num_ranks,
             fitted(),
-            baseline_ranks=self.workload.baseline_ranks,
+            baseline_ranks=self.plain_workload.baseline_ranks,
             calibrated_ranks=self.calibrated_ranks,
             widening=self.widening,
         )
@@ -76,7 +78,7 @@ class Question:
     @property
     def widening(self) -> float:
         """Factor by which ranges are wider for what no publication measured."""
-        is_measured = self.site.overlap and self.workload.passes == 1
+        is_measured = self.site.overlap and self.plain_workload.passes == 1
         return (_CPU_WIDENING if self.on_cpu else 1.0) * (1.0 if is_measured else _UNMEASURED_WIDENING)
 
     def known_causes(self, num_ranks: int) -> set[str]:
@@ -114,7 +116,7 @@ def read_question(flags: Namespace, given: frozenset[str]) -> Question:
     known = _known_parameters(flags, on_cpu=on_cpu)
     parameters = Parameters(**{**vars(usual), **({} if jitter is None else {"jitter": jitter}), **known})
     question = Question(
-        _workload(flags, first).assuming(jitter=parameters.jitter, tail=parameters.tail),
+        _workload(flags, first),
         site,
         parameters,
         _extras(flags),
@@ -151,14 +153,8 @@ def _calibrated(question: Question, runs: list[MeasuredRun], known: dict[str, fl
         known=known,
         bounds=CPU_BOUNDS if question.on_cpu else BOUNDS,
     )
-    workload = question.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
-    return replace(
-        question,
-        parameters=parameters,
-        workload=workload,
-        calibrated_ranks=runs[-1].num_ranks,
-        has_jitter="jitter" in known,
-    )
+    has_jitter = "jitter" in known
+    return replace(question, parameters=parameters, calibrated_ranks=runs[-1].num_ranks, has_jitter=has_jitter)
 
 
 def _read_runs(paths: Collection[Path]) -> list[MeasuredRun]:

@@ -130,7 +130,7 @@ class Point:
 
     def forecast(self, parameters: Parameters) -> float:
         """Return the efficiency that is forecast with these parameters."""
-        workload = self.system.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
+        workload = self.system.workload.assuming(parameters)
         return forecast(workload, self.system.site.machine(parameters), self.num_ranks).efficiency
 
     def without_overlap(self) -> float:
