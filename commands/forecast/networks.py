@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from allstep.commands.forecast.packaged import read_packaged
 from allstep.common.base.errors import UserError
 from allstep.common.files.records import NonNegative, from_json
 from allstep.common.files.schema import Mismatch, anything, list_of
@@ -60,10 +61,7 @@ class Network:
 @functools.cache
 def known_networks() -> dict[str, Network]:
     """Return the networks of networks.yaml, by name."""
-    import yaml
-
-    content = yaml.safe_load(_FILE.read_text())
-    return {name: _network(name, rows) for name, rows in content["networks"].items()}
+    return {name: _network(name, rows) for name, rows in read_packaged(_FILE)["networks"].items()}
 
 
 def read_network(path: Path) -> Network:

@@ -9,6 +9,7 @@ import functools
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from allstep.commands.forecast.packaged import read_packaged
 from allstep.common.files.records import Count, NonNegative, Positive, from_json
 
 FITTED = Path(__file__).parent / "fitted.yaml"
@@ -121,8 +122,6 @@ class Fitted:
 @functools.cache
 def fitted() -> Fitted:
     """Read fitted.yaml."""
-    import yaml
-
-    found = from_json(Fitted, yaml.safe_load(FITTED.read_text()), FITTED.name)
+    found = from_json(Fitted, read_packaged(FITTED), FITTED.name)
     assert set(found.parameters) == {field.name for field in fields(Parameters)} == set(BOUNDS)
     return found

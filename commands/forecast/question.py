@@ -196,11 +196,11 @@ def _workload(flags: Namespace, run: MeasuredRun | None) -> Workload:
 
 
 def _network(flags: Namespace, run: MeasuredRun | None) -> Network:
-    known = known_networks()
     if flags.parameters:
         return uniform(flags.parameters)
     if flags.model:
         return read_model(flags.model, flags.framework, flags.input_shape, flags.classes)
+    known = known_networks()
     if run and flags.network is None:
         same = [network for network in known.values() if network.num_parameters == run.num_parameters]
         return same[0] if same else uniform(run.num_parameters)

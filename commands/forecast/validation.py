@@ -14,6 +14,7 @@ from allstep.commands.forecast.allreduce import ring
 from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.interval import efficiency_range
 from allstep.commands.forecast.networks import Network, known_networks, uniform
+from allstep.commands.forecast.packaged import read_packaged
 from allstep.commands.forecast.parameters import Parameters, fitted
 from allstep.commands.forecast.site import Site
 from allstep.common.files.records import Count, Positive, from_json
@@ -153,9 +154,7 @@ def published_points() -> tuple[Point, ...]:
 
 def read_published(path: Path) -> list[Point]:
     """Return the efficiencies of a publication."""
-    import yaml
-
-    table = from_json(Published, yaml.safe_load(path.read_text()), path.name)
+    table = from_json(Published, read_packaged(path), path.name)
     for name, system in table.systems.items():
         if system.source not in table.sources:
             raise Mismatch(f"expected one of {table.title}'s sources for {name}, received {system.source}")
