@@ -2,65 +2,70 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from allstep.commands.forecast.allreduce import DIRECT
-from allstep.commands.forecast.forecast import BEST, Machine, Workload, forecast
+from allstep.commands.forecast.forecast import BEST, Forecast, Machine, Workload, forecast
 from allstep.commands.forecast.links import Cluster
 
 NOTICED = 0.01
 """Share of the step time from which a bottleneck is reported."""
 UNKNOWN = "not measured"
 """Name of a cost that comes from assumed values."""
-CAUSES = ("bandwidth", "latency", "negotiation", "stragglers", "crowded nodes", "contention")
-"""Names of causes, each known if its values were given or measured; input is only limited if it is given."""
 
 Case = tuple[Workload, Machine]
 
+_PERFECT: dict[str, Callable[[Workload, Machine], Case]] = {
+    "bandwidth": lambda workload, machine: (workload, _with_links(machine, bandwidth=math.inf)),
+    "latency": lambda workload, machine: (workload, _with_links(machine, latency=0.0)),
+    "negotiation": lambda workload, machine: (
+        workload,
+        replace(machine, request=0.0, fusion=replace(machine.fusion, cycle=0.0)),
+    ),
+    "stragglers": lambda workload, machine: (replace(workload, jitter=0.0), machine),
+    "crowded nodes": lambda workload, machine: (workload, replace(machine, crowding=1.0)),
+    "contention": lambda workload, machine: (workload, _with_links(machine, contention=0.0)),
+}
+"""Functions that return workload and machine without one cause of lost time."""
+CAUSES = tuple(_PERFECT)
+"""Names of causes, each known if its values were given or measured; input is only limited if it is given."""
+
 
 def bottleneck(
-    workload: Workload, machine: Machine, num_ranks: int, known: Collection[str] = CAUSES
+    workload: Workload, machine: Machine, found: Forecast, known: Collection[str] = CAUSES
 ) -> tuple[str, float]:
     """Return what costs most at this size, and the share of the step time that would be saved if it were perfect.
 
     Args:
+        found: forecast of the workload on the machine.
         known: causes that may be named. The others are perfect together, under the name UNKNOWN.
     """
-    total = forecast(workload, machine, num_ranks).total
-    cases = {name: case for name, case in _perfect(workload, machine) if name in known or name == "input"}
-    assumed: Case = (workload, machine)
-    for name in CAUSES:
-        if name not in known:
-            assumed = dict(_perfect(*assumed))[name]
-    if len(cases) <= len(CAUSES):
-        cases[UNKNOWN] = assumed
-    gains = {name: 1 - forecast(*case, num_ranks).total / total for name, case in cases.items()}
+    cases = {"input": (workload, replace(machine, node_input=math.inf, storage_input=math.inf))}
+    cases |= {name: perfect(workload, machine) for name, perfect in _PERFECT.items() if name in known}
+    assumed = [name for name in CAUSES if name not in known]
+    if assumed:
+        cases[UNKNOWN] = functools.reduce(lambda case, name: _PERFECT[name](*case), assumed, (workload, machine))
+    gains = {name: 1 - forecast(*case, found.num_ranks).total / found.total for name, case in cases.items()}
     name = max(gains, key=gains.__getitem__)
     return (name, gains[name]) if gains[name] > NOTICED else ("computing", 0.0)
 
 
 def what_helps(
-    workload: Workload, machine: Machine, num_ranks: int, known: Collection[str] = CAUSES
+    workload: Workload, machine: Machine, found: Forecast, known: Collection[str] = CAUSES
 ) -> tuple[str, float] | None:
-    """Return the change that gains most, and the efficiency with it; None if the gain is less than NOTICED."""
-    efficiency = forecast(workload, machine, num_ranks).efficiency
-    changes = {name: forecast(*case, num_ranks).efficiency for name, case in _changes(workload, machine, known)}
+    """Return the change that gains most, and the efficiency with it; None if the gain is less than NOTICED.
+
+    Args:
+        found: forecast of the workload on the machine.
+        known: causes whose values may be changed.
+    """
+    cases = _changes(workload, machine, known)
+    changes = {name: forecast(*case, found.num_ranks).efficiency for name, case in cases}
     name = max(changes, key=changes.__getitem__)
-    return (name, changes[name]) if changes[name] - efficiency > NOTICED else None
-
-
-def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, Case]]:
-    """Yield workload and machine with each resource in turn unlimited."""
-    unlimited = replace(machine, node_input=math.inf, storage_input=math.inf)
-    yield "input", (workload, unlimited)
-    yield "bandwidth", (workload, _with_links(machine, bandwidth=math.inf))
-    yield "latency", (workload, _with_links(machine, latency=0.0))
-    yield "negotiation", (workload, replace(machine, request=0.0, fusion=replace(machine.fusion, cycle=0.0)))
-    yield "stragglers", (replace(workload, jitter=0.0), machine)
-    yield "crowded nodes", (workload, replace(machine, crowding=1.0))
-    yield "contention", (workload, _with_links(machine, contention=0.0))
+    return (name, changes[name]) if changes[name] - found.efficiency > NOTICED else None
 
 
 def _changes(workload: Workload, machine: Machine, known: Collection[str]) -> Iterator[tuple[str, Case]]:

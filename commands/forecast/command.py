@@ -76,10 +76,10 @@ def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
     found = forecast(workload, machine, num_ranks)
     low, high = question.limits(found)
     known = question.known_causes(num_ranks)
-    cost, share = bottleneck(workload, machine, num_ranks, known)
+    cost, share = bottleneck(workload, machine, found, known)
     if cost == UNKNOWN and question.calibrated_ranks:
         cost = _CALIBRATED
-    helps, control = what_helps(workload, machine, num_ranks, known), None
+    helps, control = what_helps(workload, machine, found, known), None
     if not flags.no_control_plane:
         control = control_plane(workload, machine.cluster, num_ranks, step_seconds=found.total, samples=flags.samples)
         added = 1 + control.share
