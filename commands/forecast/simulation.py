@@ -117,10 +117,8 @@ def _simulate(
         last = ends[num_collectives] if fusion.buckets else sent + 1
         while done < last:
             advance(clock + (gradients[done].ready - work), 1.0)
-        if fusion.buckets:
-            advance(max(clock, negotiated[last - 1]), 1.0)
-        else:
-            advance(max(clock, negotiated[sent]), 1.0)
+        advance(max(clock, negotiated[last - 1]), 1.0)
+        if not fusion.buckets:
             advance(_next_look(look, clock, fusion.cycle), 1.0)
             look = clock + fusion.cycle
             last = _packed(gradients, negotiated, sent, clock, fusion.threshold)
