@@ -34,7 +34,7 @@ def tree(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
     if num_ranks == 1:
         return 0.0
     num_nodes = cluster.num_nodes(num_ranks)
-    per_node = min(num_ranks, cluster.ranks_per_node)
+    per_node = cluster.ranks_on_node(num_ranks)
     hops_between, hops_within = math.ceil(math.log2(num_nodes)), per_node - 1
     bandwidth = min(
         cluster.intra.bandwidth if hops_within else math.inf, cluster.inter.bandwidth if hops_between else math.inf
@@ -52,11 +52,16 @@ def hierarchical(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
     if num_ranks == 1:
         return 0.0
     num_nodes = cluster.num_nodes(num_ranks)
-    per_node = min(num_ranks, cluster.ranks_per_node)
-    within = 2 * (per_node - 1) * (cluster.intra.latency + num_bytes / per_node / cluster.intra.bandwidth)
     hops = 2 * math.ceil(math.log2(num_nodes))
     crossings = 2 * (num_nodes - 1) / num_nodes
+    within = _within_nodes(num_bytes, num_ranks, cluster)
     return within + hops * cluster.inter.latency + crossings * num_bytes / cluster.inter.bandwidth
+
+
+def _within_nodes(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of a reduce-scatter and an all-gather in each node."""
+    per_node = cluster.ranks_on_node(num_ranks)
+    return 2 * (per_node - 1) * (cluster.intra.latency + num_bytes / per_node / cluster.intra.bandwidth)
 
 
 def host_memory(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
@@ -82,8 +87,7 @@ def parameter_servers(num_bytes: float, num_ranks: int, cluster: Cluster) -> flo
     if num_ranks == 1 and not cluster.num_servers:
         return 0.0
     num_nodes = cluster.num_nodes(num_ranks)
-    per_node = min(num_ranks, cluster.ranks_per_node)
-    within = 2 * (per_node - 1) * (cluster.intra.latency + num_bytes / per_node / cluster.intra.bandwidth)
+    within = _within_nodes(num_bytes, num_ranks, cluster)
     if cluster.num_servers:
         crossings = 2 * max(1.0, num_nodes / cluster.num_servers)
     elif num_nodes == 1:
@@ -101,7 +105,7 @@ def all_gather(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
     if num_ranks == 1:
         return 0.0
     num_nodes = cluster.num_nodes(num_ranks)
-    per_node = min(num_ranks, cluster.ranks_per_node)
+    per_node = cluster.ranks_on_node(num_ranks)
     latency = (per_node - 1) * cluster.intra.latency
     seconds = (num_ranks - 1) / num_ranks * num_bytes / cluster.intra.bandwidth if per_node > 1 else 0.0
     if num_nodes > 1:

@@ -69,7 +69,7 @@ def control_plane(
     others, num_nodes = num_ranks - 1, cluster.num_nodes(num_ranks)
     connections = others
     if num_ranks >= RELAYED_FROM:
-        connections = min(num_ranks, cluster.ranks_per_node) - 1 + num_nodes - 1
+        connections = cluster.ranks_on_node(num_ranks) - 1 + num_nodes - 1
     links = (cluster.intra, cluster.inter) if num_nodes > 1 else (cluster.intra,)  # the slower paces every turn
     digest_bytes = 8 * sum(layer.num_tensors for layer in workload.network.layers)
     state_bytes = 2 * BYTES_PER_PARAMETER * workload.network.num_parameters

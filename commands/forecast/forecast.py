@@ -127,7 +127,7 @@ def one_rank_seconds(workload: Workload, machine: Machine) -> float:
 
 
 def _wait_for_input(workload: Workload, machine: Machine, num_ranks: int) -> float:
-    local = min(num_ranks, machine.cluster.ranks_per_node)
+    local = machine.cluster.ranks_on_node(num_ranks)
     return workload.batch_size * max(local / machine.node_input, num_ranks / machine.storage_input)
 
 
@@ -136,7 +136,7 @@ def _step(workload: Workload, machine: Machine, alone: float, num_ranks: int) ->
     if num_ranks == 1:
         return SimulatedStep(alone, alone, 0.0), alone
     cluster = machine.cluster
-    local = min(num_ranks, cluster.ranks_per_node)
+    local = cluster.ranks_on_node(num_ranks)
     crowd = 1 + (machine.crowding - 1) * (local - 1) / max(1, cluster.ranks_per_node - 1)
     optimizer = min(workload.optimizer_seconds, alone)
     compute = (alone - optimizer) * slowdown(num_ranks, workload.jitter) * crowd

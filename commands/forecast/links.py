@@ -36,6 +36,10 @@ class Cluster:
     def num_nodes(self, num_ranks: int) -> int:
         return -(-num_ranks // self.ranks_per_node)
 
+    def ranks_on_node(self, num_ranks: int) -> int:
+        """Return how many of `num_ranks` are on a full node, or on the only one."""
+        return min(num_ranks, self.ranks_per_node)
+
     def slowest(self, num_ranks: int) -> Link:
         """Return the link that decides how communication disturbs computing: one between nodes, if there is one."""
         return self.inter if self.num_nodes(num_ranks) > 1 else self.intra
