@@ -35,6 +35,7 @@ from allstep.commands.forecast.causes import NOTICED, UNKNOWN, bottleneck, what_
 from allstep.commands.forecast.control_plane import ControlPlane, control_plane
 from allstep.commands.forecast.flags import parse
 from allstep.commands.forecast.forecast import Forecast, forecast
+from allstep.commands.forecast.links import Link
 from allstep.commands.forecast.parameters import BOUNDS
 from allstep.commands.forecast.question import Question, read_question
 from allstep.commands.forecast.records import ForecastRow, ForecastsResult, ValidationResult
@@ -103,7 +104,7 @@ def _slowed(found: Forecast, factor: float) -> Forecast:
 
 def _line(row: ForecastRow) -> str:
     assert row.low is not None and row.high is not None
-    limits = f"{100 * row.low:.0f}-{100 * row.high:.0f}" if row.low < row.high else "-"
+    limits = _limits(row.low, row.high) if row.low < row.high else "-"
     accuracy = f" {_duration(row.seconds_to_accuracy):>12}" if row.seconds_to_accuracy else ""
     cost = f"{row.bottleneck} {row.bottleneck_share:.0%}" if row.bottleneck_share else row.bottleneck
     helps = f"; {row.helps[0]}: {row.helps[1]:.1%}" if row.helps else ""
@@ -128,14 +129,11 @@ def _assumptions(flags: Namespace, question: Question) -> list[str]:
     intra, inter = question.links
     names = {"nvlink": "NVLink", "pcie": "PCIe", "rdma": "RDMA", "tcp": "TCP"}
     given = question.given
-    inside = f"{site.intra_gbit:g} Gbit/s inside ({names[site.within]}{'' if 'intra_gbit' in given else ', assumed'})"
+    within = f"{site.intra_gbit:g} Gbit/s inside ({names[site.within]}{'' if 'intra_gbit' in given else ', assumed'})"
     is_assumed = not given & {"inter_gbit", "link"}
     between = f"{site.inter_gbit:g} Gbit/s between hosts ({names[site.between]}{', assumed' if is_assumed else ''})"
-    for measured, where in ((intra, "inside"), (inter, "between hosts")):
-        if measured:
-            text = f"{measured.bandwidth * 8e-9:.3g} Gbit/s {where} (measured)"
-            inside, between = (text, between) if where == "inside" else (inside, text)
-    lines.append(f"{site.ranks_per_node} ranks a host, {inside}, {between}")
+    links = f"{_link(intra, within, 'inside')}, {_link(inter, between, 'between hosts')}"
+    lines.append(f"{site.ranks_per_node} ranks a host, {links}")
     how = f"calibrated on runs of up to {question.calibrated_ranks} ranks" if question.calibrated_ranks else "fitted"
     values = ", ".join(f"{name} {getattr(parameters, name):.3g}" for name in BOUNDS)
     lines.append(f"parameters, {how}: {values}")
@@ -144,6 +142,10 @@ def _assumptions(flags: Namespace, question: Question) -> list[str]:
     if question.is_far([number for number in flags.ranks if number > 1]):
         lines.append("ranges are wider where ranks, links or the pattern are beyond what was fitted (docs/forecast.md)")
     return lines
+
+
+def _link(measured: Link | None, nominal: str, where: str) -> str:
+    return f"{measured.bandwidth * 8e-9:.3g} Gbit/s {where} (measured)" if measured else nominal
 
 
 def _print_control_planes(rows: Sequence[ForecastRow]) -> None:
@@ -198,13 +200,17 @@ def _validate(flags: Namespace, command: str) -> None:
 
 def _checked_line(row: Checked) -> str:
     baseline = f"/{row.baseline_ranks}" if row.baseline_ranks > 1 else ""
-    limits = "" if row.low is None or row.high is None else f"{100 * row.low:.0f}-{100 * row.high:.0f}"
+    limits = "" if row.low is None or row.high is None else _limits(row.low, row.high)
     system = row.system if row.link else f"{row.system} {row.network}"
     within = "yes" if row.within else "NO"
     return (
         f"{row.title.partition(' (')[0][:20]:20} {system[:24]:24} {f'{row.num_ranks}{baseline}':>8} "
         f"{row.measured:>8.1%} {row.forecast:>8.1%} {limits:>8} {100 * row.error:>+6.1f}  {within}"
     )
+
+
+def _limits(low: float, high: float) -> str:
+    return f"{100 * low:.0f}-{100 * high:.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -97,13 +97,13 @@ def parse(prog: str, description: str | None, argv: list[str] | None) -> tuple[N
 def _refuse(parser: Parser, flags: Namespace, given: frozenset[str]) -> None:
     for mode, names in _MODES.items():
         if mode in given and (others := sorted(given - names)):
-            parser.error(f"expected no {_flag(others[0])} with {_flag(mode)}, received it; leave it out")
+            parser.error(f"expected no {flag_of(others[0])} with {flag_of(mode)}, received it; leave it out")
     for name, other in _ALTERNATIVES:
         if name in given and other in given:
-            parser.error(f"expected {_flag(name)} or {_flag(other)}, received both; leave one out")
+            parser.error(f"expected {flag_of(name)} or {flag_of(other)}, received both; leave one out")
     for name, other in _NEEDS:
         if name in given and other not in given:
-            parser.error(f"expected {_flag(other)} with {_flag(name)}, received none; give it")
+            parser.error(f"expected {flag_of(other)} with {flag_of(name)}, received none; give it")
     if "servers" in given and flags.algorithm != "parameter-servers":
         parser.error(f"expected --algorithm parameter-servers with --servers, received {flags.algorithm}; name it")
     if "contention" in given and flags.algorithm == "host-memory":
@@ -114,7 +114,8 @@ def _refuse(parser: Parser, flags: Namespace, given: frozenset[str]) -> None:
         parser.error("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """Return the flag of an attribute of parsed flags."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allstep.commands.forecast.calibration import CPU_BOUNDS, calibrated
-from allstep.commands.forecast.flags import RANKS_PER_NODE
+from allstep.commands.forecast.flags import RANKS_PER_NODE, flag_of
 from allstep.commands.forecast.forecast import Forecast, Machine, Workload, forecast
 from allstep.commands.forecast.interval import distance, efficiency_range
 from allstep.commands.forecast.links import Link
@@ -260,8 +260,9 @@ def _links(flags: Namespace, given: frozenset[str], site: Site) -> tuple[Link | 
         prefix = "inter" if is_wide else "intra"
         for name in (f"{prefix}_gbit", f"{prefix}_us"):
             if name in given:
-                flag = f"--{name.replace('_', '-')}"
-                raise UserError(f"expected {flag} or --collectives of {num_ranks} ranks, received both; leave one out")
+                raise UserError(
+                    f"expected {flag_of(name)} or --collectives of {num_ranks} ranks, received both; leave one out"
+                )
         if found[is_wide]:
             where = "several hosts" if is_wide else "one host"
             raise UserError(f"expected one file of {where} in --collectives, received two; leave {path} out")
