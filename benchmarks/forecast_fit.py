@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import yaml
@@ -45,47 +46,14 @@ LABELS = {"inside": "inside one host", "rdma": "several hosts, RDMA", "tcp": "se
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A published efficiency with its forecasts."""
+class Unseen:
+    """A published efficiency with a forecast to which it did not contribute."""
 
     point: Point
-    default: float
-    """Forecast as users get it."""
-    unseen: float
-    """Forecast of a fit without this publication."""
-    low: float = math.nan
-    """Limits for `unseen`, from errors on the other publications."""
-    high: float = math.nan
-
-    @property
-    def error(self) -> float:
-        return self.unseen - self.point.measured
-
-    @property
-    def relative(self) -> float:
-        """Deviation of the measurement from the forecast."""
-        return deviation(self.point.measured, self.unseen, FLOOR)
-
-    @property
-    def is_within(self) -> bool:
-        return self.low <= self.point.measured <= self.high
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """The largest size of a system, forecast from its two smallest ones and without them."""
-
-    point: Point
-    sizes: tuple[int, ...]
     forecast: float
-    uncalibrated: float
-    low: float = math.nan
-    """Limits for `forecast`, from calibrations on other publications' systems."""
-    high: float = math.nan
-
-    @property
-    def is_within(self) -> bool:
-        return self.low <= self.point.measured <= self.high
+    low: float = field(default=math.nan, kw_only=True)
+    """Limits for `forecast`, from errors on the other publications."""
+    high: float = field(default=math.nan, kw_only=True)
 
     @property
     def error(self) -> float:
@@ -93,9 +61,41 @@ class Calibrated:
 
     @property
     def relative(self) -> float:
+        """Deviation of the measurement from the forecast."""
+        return deviation(self.point.measured, self.forecast, FLOOR)
+
+    @property
+    def is_within(self) -> bool:
+        return self.low <= self.point.measured <= self.high
+
+    @property
+    def limits(self) -> str:
+        return f"{self.low:.0%} to {self.high:.0%}{'' if self.is_within else ', missed'}"
+
+
+UnseenT = TypeVar("UnseenT", bound=Unseen)
+
+
+@dataclass(frozen=True)
+class Judged(Unseen):
+    """A published efficiency with the forecast of a fit without this publication."""
+
+    default: float
+    """Forecast as users get it."""
+
+
+@dataclass(frozen=True)
+class Calibrated(Unseen):
+    """The largest size of a system, forecast from its two smallest ones."""
+
+    sizes: tuple[int, ...]
+    uncalibrated: float
+    """Forecast without them."""
+
+    @property
+    def relative(self) -> float:
         """Deviation of the measurement from the forecast, over what the distance from the runs makes of it."""
-        found = deviation(self.point.measured, self.forecast, FLOOR)
-        return found / reach_factor(self.point.num_ranks, self.sizes[-1])
+        return super().relative / reach_factor(self.point.num_ranks, self.sizes[-1])
 
 
 def fit_points(points: Sequence[Point]) -> Parameters:
@@ -135,7 +135,9 @@ def quantiles(rows: Iterable[tuple[str, float]]) -> Quantiles:
     return Quantiles(round(float(low), 3), round(float(high), 3), len(values), len(sizes))
 
 
-def describe_errors(judged: Sequence[Judged], parameters: dict[str, FittedParameter]) -> Fitted:
+def describe_errors(
+    judged: Sequence[Judged], largest: Sequence[Calibrated], parameters: dict[str, FittedParameter]
+) -> Fitted:
     """Return the contents of fitted.yaml that follow from the errors on these rows."""
     sources: dict[str, set[str]] = defaultdict(set)
     for row in judged:
@@ -150,6 +152,7 @@ def describe_errors(judged: Sequence[Judged], parameters: dict[str, FittedParame
         errors[kind] = quantiles((row.point.publication, row.relative) for row in rows)
         gbits = [row.point.system.site.gbit(row.point.num_ranks) for row in rows]
         reach[kind] = Reach(min(gbits), max(gbits), max(row.point.num_ranks for row in rows))
+    errors["calibrated"] = quantiles((row.point.publication, row.relative) for row in largest)
     factor = max(1.0, statistics.median(alone) / usual) if alone else 1.0
     return Fitted(parameters, FLOOR, errors, reach, patterns, round(factor, 2))
 
@@ -166,17 +169,32 @@ def describe_parameters(values: Parameters, unseen: dict[str, Parameters]) -> di
     return found
 
 
-def with_ranges(judged: Sequence[Judged], parameters: dict[str, FittedParameter]) -> list[Judged]:
-    """Return the rows with the range that the errors of the other publications give."""
-    found = []
-    for row in judged:
-        others = describe_errors([one for one in judged if one.point.publication != row.point.publication], parameters)
-        system = row.point.system
-        low, high = efficiency_range(
-            row.unseen, system.site, row.point.num_ranks, others, baseline_ranks=system.baseline_ranks
+def describe_others(
+    judged: Sequence[Judged], largest: Sequence[Calibrated], parameters: dict[str, FittedParameter]
+) -> dict[str, Fitted]:
+    """Return what `describe_errors` returns without each publication, by its name."""
+    return {
+        name: describe_errors(
+            [row for row in judged if row.point.publication != name],
+            [row for row in largest if row.point.publication != name],
+            parameters,
         )
-        found.append(replace(row, low=low, high=high))
-    return found
+        for name in {row.point.publication for row in judged}
+    }
+
+
+def with_range(row: UnseenT, others: Mapping[str, Fitted], calibrated_ranks: int = 0) -> UnseenT:
+    """Return a row with the range that the errors of the other publications give."""
+    point, system = row.point, row.point.system
+    low, high = efficiency_range(
+        row.forecast,
+        system.site,
+        point.num_ranks,
+        others[point.publication],
+        baseline_ranks=system.baseline_ranks,
+        calibrated_ranks=calibrated_ranks,
+    )
+    return replace(row, low=low, high=high)
 
 
 def calibrate(points: Sequence[Point], unseen: dict[str, Parameters]) -> list[Calibrated]:
@@ -191,30 +209,8 @@ def calibrate(points: Sequence[Point], unseen: dict[str, Parameters]) -> list[Ca
             usual = vars(unseen[publication])
             parameters = calibrated(usual, [(point.forecast, point.measured) for point in small[:2]])
             sizes = tuple(point.num_ranks for point in small[:2])
-            found.append(Calibrated(large, sizes, large.forecast(parameters), large.forecast(unseen[publication])))
+            found.append(Calibrated(large, large.forecast(parameters), sizes, large.forecast(unseen[publication])))
     return found
-
-
-def calibrated_ranges(
-    rows: Sequence[Calibrated], judged: Sequence[Judged], parameters: dict[str, FittedParameter]
-) -> list[Calibrated]:
-    """Return calibrated forecasts with the range that the other publications give."""
-    ranges = []
-    for row in rows:
-        point, system = row.point, row.point.system
-        others = [one for one in rows if one.point.publication != point.publication]
-        after = quantiles((one.point.publication, one.relative) for one in others)
-        found = describe_errors([one for one in judged if one.point.publication != point.publication], parameters)
-        low, high = efficiency_range(
-            row.forecast,
-            system.site,
-            point.num_ranks,
-            replace(found, errors={**found.errors, "calibrated": after}),
-            baseline_ranks=system.baseline_ranks,
-            calibrated_ranks=row.sizes[-1],
-        )
-        ranges.append(replace(row, low=low, high=high))
-    return ranges
 
 
 def summary(errors: Sequence[float]) -> str:
@@ -282,8 +278,7 @@ def _calibrations(largest: Sequence[Calibrated]) -> list[str]:
     lines.append("| system | calibrated on | ranks | measured | calibrated | range | uncalibrated |")
     lines.append("| --- " * 7 + "|")
     for row in largest:
-        limits = f"{row.low:.0%} to {row.high:.0%}{'' if row.is_within else ', missed'}"
-        cells = f"{row.point.measured:.1%} | {row.forecast:.1%} | {limits} | {row.uncalibrated:.1%}"
+        cells = f"{row.point.measured:.1%} | {row.forecast:.1%} | {row.limits} | {row.uncalibrated:.1%}"
         lines.append(f"| {row.point.name} | {row.sizes[0]}, {row.sizes[1]} | {row.point.num_ranks} | {cells} |")
     lines += ["", "| forecast | median | 90 % | worst | signed mean | in the range |", "| --- " * 6 + "|"]
     within = statistics.fmean(row.is_within for row in largest)
@@ -303,8 +298,7 @@ def _rows(judged: Sequence[Judged]) -> list[str]:
     for row in judged:
         point, baseline = row.point, row.point.system.baseline_ranks
         ranks = f"{point.num_ranks}/{baseline}" if baseline > 1 else f"{point.num_ranks}"
-        limits = f"{row.low:.0%} to {row.high:.0%}{'' if row.is_within else ', missed'}"
-        cells = f"{point.measured:.1%} | {row.default:.1%} | {row.unseen:.1%} | {limits} | {100 * row.error:+.1f}"
+        cells = f"{point.measured:.1%} | {row.default:.1%} | {row.forecast:.1%} | {row.limits} | {100 * row.error:+.1f}"
         cells += f" | {point.without_overlap():.1%}"
         lines.append(f"| {point.title} | {point.name} | {ranks} | {cells} |")
     return lines
@@ -319,13 +313,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     values, unseen = fit_points(points), without_each(points)
     parameters = describe_parameters(values, unseen)
     usual = Parameters(**{name: one.value for name, one in parameters.items()})
-    judged = [Judged(point, point.forecast(usual), point.forecast(unseen[point.publication])) for point in points]
-    judged = with_ranges(judged, parameters)
+    judged = [Judged(point, point.forecast(unseen[point.publication]), point.forecast(usual)) for point in points]
     largest = calibrate(points, unseen)
-    found = describe_errors(judged, parameters)
-    largest = calibrated_ranges(largest, judged, parameters)
-    after = quantiles((row.point.publication, row.relative) for row in largest)
-    found = replace(found, errors={**found.errors, "calibrated": after})
+    found, others = describe_errors(judged, largest, parameters), describe_others(judged, largest, parameters)
+    judged = [with_range(row, others) for row in judged]
+    largest = [with_range(row, others, row.sizes[-1]) for row in largest]
     written = tables(judged, found, largest)
     print(f"\n{written}")
     if flags.write:
