@@ -31,13 +31,18 @@ def with_trainers_here(text: str) -> str:
 
 def setup_command(*, gpu: bool = False) -> str:
     """Return the command that builds Horovod for this environment, with NCCL if `gpu` is true."""
-    root = checkout()
-    if root and Path(sys.prefix).resolve() == (root / ".venv").resolve():
+    if _is_made_by_setup():
         return "make setup GPU=1" if gpu else "make setup"
     return "allstep horovod install --gpu" if gpu else "allstep horovod install"
 
 
 def extra_command(extra: str) -> str:
     """Return the command that installs the packages of an extra of allstep."""
-    in_setup = extra in ("pytorch", "tensorflow") and setup_command() == "make setup"
+    in_setup = extra in ("pytorch", "tensorflow") and _is_made_by_setup()
     return "make setup" if in_setup else f"pip install 'allstep[{extra}]'"
+
+
+def _is_made_by_setup() -> bool:
+    """Return whether this environment is the one of `make setup` in a checkout."""
+    root = checkout()
+    return root is not None and Path(sys.prefix).resolve() == (root / ".venv").resolve()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterable
+from types import ModuleType
 
 from allstep.common.base.checkout import extra_command, setup_command
 from allstep.common.base.errors import UserError
@@ -52,6 +54,20 @@ def need_frameworks(frameworks: Iterable[str], *, horovod: bool = False, by: str
         need(["horovod"], by=by)
 
 
+def imported(module: str) -> ModuleType:
+    """Import a module.
+
+    Raises:
+        ImportError: a package that allstep can install is missing; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if line := missing_part(error):
+            raise ImportError(line) from None
+        raise
+
+
 def missing_part(error: BaseException) -> str | None:
     """Return the line about what is not installed, if that is why an import, or the start of a launcher, failed."""
     if isinstance(error, ModuleNotFoundError):
@@ -59,9 +75,7 @@ def missing_part(error: BaseException) -> str | None:
         known = package == "horovod" or package in EXTRAS
         return _line(package, "") if known and importlib.util.find_spec(package) is None else None
     if isinstance(error, FileNotFoundError) and error.filename in _LAUNCHERS:
-        package = _LAUNCHERS[error.filename]
-        command = setup_command() if package == "horovod" else extra_command(EXTRAS[package])
-        return f"expected {error.filename} on the PATH, received none; run {command}"
+        return f"expected {error.filename} on the PATH, received none; run {_command(_LAUNCHERS[error.filename])}"
     return None
 
 
@@ -69,5 +83,9 @@ def _line(package: str, by: str) -> str:
     main = FRAMEWORK_PACKAGES.get(EXTRAS.get(package, ""), package)
     if importlib.util.find_spec(main) is None:  # the framework itself, whose parts are imported first
         package = main
-    command = setup_command() if package == "horovod" else extra_command(EXTRAS[package])
-    return f"expected {package}{by and f' for {by}'}, received an environment without it; run {command}"
+    return f"expected {package}{by and f' for {by}'}, received an environment without it; run {_command(package)}"
+
+
+def _command(package: str) -> str:
+    """Return the command that installs a package."""
+    return setup_command() if package == "horovod" else extra_command(EXTRAS[package])

@@ -21,6 +21,7 @@ import variables
 
 from allstep.commands.cli import COMMANDS, call
 from allstep.common.config import train_config
+from allstep.common.process.environment import restored_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REPOSITORY_PAGES = {
@@ -155,11 +156,7 @@ def section(words: tuple[str, ...], *, level: int) -> list[str]:
 def help_text(words: tuple[str, ...]) -> str:
     """Return what `allstep WORDS --help` prints in a terminal of 100 columns, in this process."""
     output = io.StringIO()
-    width = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"
-    try:
-        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-            call([*words, "--help"])
-    finally:
-        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
+    with restored_environment(), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        os.environ["COLUMNS"] = "100"
+        call([*words, "--help"])
     return output.getvalue().rstrip()

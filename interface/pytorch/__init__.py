@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from allstep.common.process.requirements import missing_part
+from allstep.common.process.requirements import imported
 
 if TYPE_CHECKING:
     from allstep.pytorch.session import Session
@@ -20,10 +19,4 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'user_loop')}")
-    except ModuleNotFoundError as error:
-        if line := missing_part(error):
-            raise ImportError(line) from None
-        raise
-    return getattr(module, name)
+    return getattr(imported(f"{__name__}.{_MODULES.get(name, 'user_loop')}"), name)
