@@ -1,6 +1,7 @@
 import threading
 
 import pytest
+from undisturbed_runs import undisturbed  # noqa: F401  # a fixture
 
 from allstep.common.process import exit
 

@@ -1,4 +1,4 @@
-"""Resuming, saving, stopping and reporting on ranks in threads. Oracle: the undisturbed run, and each flag's words."""
+"""Resuming, saving and reporting on ranks in threads. Oracle: the undisturbed run, and each flag's words."""
 
 from __future__ import annotations
 
@@ -7,49 +7,20 @@ import json
 import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from numpy_ranks import Job, of, train
-from numpy_worker import NumpyWorker
 from ranks import events
+from undisturbed_runs import NUM_STEPS, SAVING, assert_ended_alike, checkpoint, saved
 
-from allstep.common.base.errors import Fault, UserError
-from allstep.common.checkpoint import OutputDirectory, load
-from allstep.common.reporting import Reporter
+from allstep.common.base.errors import UserError
+from allstep.common.checkpoint import OutputDirectory
 from allstep.common.training import resuming
-from allstep.common.training.hooks import Hook, StopTraining
+from allstep.common.training.hooks import Hook
 from allstep.common.training.worker import StepResult
-from allstep.common.watch import watching
-
-SAVING = ("--epochs", 2, "--checkpoint-every", 3, "--keep-checkpoints", 100)
-NUM_STEPS = 8  # 2 epochs of 4
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Return the output directory of a run of SAVING on a number of ranks with further flags; each is made once."""
-    made: dict[tuple, Path] = {}
-
-    def make(num_ranks: int, *flags) -> Path:
-        key = (num_ranks, *flags)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("undisturbed")
-            train(num_ranks, made[key], *SAVING, *flags)
-        return made[key]
-
-    return make
-
-
-def checkpoint(output_dir: Path, step: int) -> Path:
-    return output_dir / "checkpoints" / f"step-{step:08d}"
-
-
-def saved(output_dir: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (output_dir / "checkpoints").iterdir())
 
 
 def stopped(source: Path, output_dir: Path, *, at: int) -> Path:
@@ -59,29 +30,6 @@ def stopped(source: Path, output_dir: Path, *, at: int) -> Path:
         if step > at:
             shutil.rmtree(checkpoint(output_dir, step))
     return output_dir
-
-
-def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool = True) -> None:
-    """Compare all that two runs report but times, and the bits of their last checkpoints if they shall be equal.
-
-    Sums over an epoch are added up in another order after a resume.
-    """
-    skipped = {"epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes"}
-    if not exactly:
-        skipped |= {"weights_checksum", "gradient_noise_scale"}
-
-    def reported(path: Path) -> list[dict]:
-        found = [event for event in events(path) if event["event"] != "start"]
-        return [{name: value for name, value in event.items() if name not in skipped} for event in found]
-
-    for one, other in zip(reported(output_dir), reported(expected), strict=True):
-        assert {**one, "event": 0, "weights_checksum": 0} == pytest.approx(
-            {**other, "event": 0, "weights_checksum": 0}, rel=1e-9 if exactly else 1e-5
-        )
-        assert [one["event"], one.get("weights_checksum")] == [other["event"], other.get("weights_checksum")]
-    one, other = (load("latest", path / "checkpoints", warn=pytest.fail).arrays for path in (output_dir, expected))
-    for name, array in other.items():
-        np.testing.assert_allclose(one[name], array, rtol=0, atol=0 if exactly else 1e-5)
 
 
 def change_a_byte(path: Path) -> Path:
@@ -325,133 +273,6 @@ def test_the_written_configuration_trains_the_same(tmp_path):
     first = train(1, tmp_path / "1", "--epochs", 1, "--momentum", 0.5)
     again = train(1, tmp_path / "2", "--config", tmp_path / "1" / "config.yaml")
     assert of("step", again, "loss") == of("step", first, "loss") and len(of("epoch", again, "epoch")) == 1
-
-
-class Recorder(Hook):
-    """Notes each moment; stops, asks to stop or fails at one of them, if told to."""
-
-    def __init__(self, at: str = "", act=lambda: None) -> None:
-        self.seen: list[str] = []
-        self._at, self._act = at, act
-
-    def _note(self, moment: str) -> None:
-        self.seen.append(moment)
-        if moment == self._at:
-            self._act()
-
-    def on_start(self, session):
-        assert session.strategy and len(session.dataset.train) == 226 and isinstance(session.worker, NumpyWorker)
-        self._note(f"start {session.progress.step}")
-
-    def on_step(self, session):
-        self._note(f"step {session.progress.step}")
-
-    def on_epoch(self, session):
-        self._note(f"epoch {session.progress.position.epoch}")
-
-    def on_save(self, session):
-        self._note(f"save {session.progress.step}")
-
-    def on_end(self, session):
-        self._note(f"end {session.progress.step}")
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_hooks_see_the_run_at_every_moment(num_ranks, tmp_path):
-    flags = ("--global-batch-size", 113, "--checkpoint-every", 1)
-    for more, expected in (
-        (
-            ("--epochs", 2),
-            "start 0, step 1, save 1, step 2, save 2, epoch 1, step 3, save 3, step 4, save 4, epoch 2, end 4",
-        ),
-        (("--epochs", 3, "--resume", "latest"), "start 4, step 5, save 5, step 6, save 6, epoch 3, end 6"),
-    ):
-        recorders = [Recorder() for _ in range(num_ranks)]
-        train(num_ranks, tmp_path, *flags, *more, hooks=lambda job, rank: [recorders[rank]])  # noqa: B023
-        assert [", ".join(recorder.seen) for recorder in recorders] == [expected] * num_ranks
-
-
-def test_a_run_has_the_reporter_that_it_is_given(capsys):
-    class Silent(Reporter):
-        def event(self, name, **fields):
-            heard.append(name)
-
-    heard: list[str] = []
-
-    def prepare(run):
-        run.open_reporter = lambda config, rank, progress: Silent()
-        return run
-
-    Job(1, "--epochs", 1, prepare=prepare).train()
-    assert heard == ["start", "epoch", "end"] and capsys.readouterr().out == ""
-
-
-def stop() -> None:
-    raise StopTraining
-
-
-@pytest.mark.parametrize("moment", ["start 0", "step 3", "save 4", "epoch 1"])
-def test_a_hook_ends_the_run(moment, tmp_path):
-    recorders = [Recorder(moment, stop) for _ in range(2)]
-    train(2, tmp_path, "--epochs", 2, hooks=lambda job, rank: [recorders[rank]])
-    for recorder in recorders:
-        assert recorder.seen[-2] == moment and recorder.seen[-1].startswith("end ")
-
-
-def test_a_hook_that_fails_ends_the_job_with_the_step():
-    def fail() -> None:
-        raise OSError("lost the disk")
-
-    with pytest.raises(Fault, match="^step 3 failed: OSError: lost the disk"):
-        Job(2, hooks=lambda job, rank: [Recorder("step 3", fail if rank else lambda: None)]).train()
-
-
-@pytest.mark.parametrize("moment", ["step 3", "step 4", "epoch 1", "save 4"])
-def test_ranks_that_are_asked_to_stop_save_at_one_step_and_go_on_from_there(moment, undisturbed, tmp_path, capsys):
-    """The moments are in mid-epoch, at its last step, after it, and after it is saved."""
-
-    def hooks(job, rank):
-        return [Recorder(moment, lambda: job.ask_to_stop("SIGTERM") if rank == 1 else None)]
-
-    found = train(2, tmp_path, *SAVING, hooks=hooks)
-    step = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
-    assert len(of("step", found, "step")) == step and not of("end", found, "weights_checksum")
-    words = rf"rank 0 of 2 on \S+ stopped after step {step} by SIGTERM; resumable: --resume latest goes on from here"
-    assert len(re.findall(words, capsys.readouterr().err)) == 1
-    train(2, tmp_path, *SAVING, "--resume", "latest")
-    assert_ended_alike(tmp_path, undisturbed(2))
-
-
-def test_a_run_that_is_asked_to_stop_and_has_nowhere_to_save_is_a_fault():
-    def hooks(job, rank):
-        return [Recorder("step 2", lambda: job.ask_to_stop("SIGUSR1"))]
-
-    with pytest.raises(Fault, match="SIGUSR1 after step 2; nothing is saved without --output-dir"):
-        Job(1, hooks=hooks).train()
-
-
-@pytest.fixture
-def signals_restored():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_stops_the_run_and_it_goes_on_from_there(notice, signals_restored, undisturbed, tmp_path, capsys):
-    """A real signal, by the watchdog's own threads."""
-
-    def hooks(job, rank):
-        return [Recorder("step 2", lambda: os.kill(os.getpid(), notice))]
-
-    job = Job(1, "--output-dir", tmp_path, "--log-every", 1, "--base-lr", 0.05, "--epochs", 100_000, hooks=hooks)
-    run = job.build(0)
-    run.watching = watching
-    run.train()
-    step = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
-    assert step >= 2 and f"stopped after step {step} by {notice.name}" in capsys.readouterr().err
-    assert len(of("step", events(tmp_path), "step")) == step
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
