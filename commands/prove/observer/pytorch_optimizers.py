@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -27,6 +27,8 @@ from allstep.commands.prove.records import EarlyClip, Gradient, Projections, Sen
 
 IS_PARTIAL = "_allstep_is_partial"
 """Attribute that marks an optimizer while it steps a single weight, as a part of its whole step."""
+_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+"""Module of ZeroRedundancyOptimizer, which is slow to import: the script has imported it if it has such an optimizer."""
 
 
 class Optimizers:
@@ -110,7 +112,7 @@ class Optimizers:
         """
         if vars(optimizer).get(IS_PARTIAL) or self._outer is not None:
             return
-        self._outer = optimizer if isinstance(optimizer, ZeroRedundancyOptimizer) else None
+        self._outer = optimizer if _is_zero_redundancy(optimizer) else None
         number = self._num_steps.get(id(optimizer), 0) + 1
         order = [*self._num_steps, id(optimizer)]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -227,6 +229,10 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
     register_optimizer_step_pre_hook(observer.quiet("steps of optimizers", optimizers.before_step))
     register_optimizer_step_post_hook(observer.quiet("steps of optimizers", optimizers.after_step))
     return optimizers
+
+
+def _is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, getattr(sys.modules.get(_ZERO), "ZeroRedundancyOptimizer", ()))
 
 
 def _device(parameter: torch.Tensor | None) -> str:
