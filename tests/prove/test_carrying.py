@@ -27,9 +27,9 @@ main()
 """
 
 
-def _lines(text: str, *parts: str) -> list[str]:
+def _lines(text: str, *parts: str) -> tuple[str, ...]:
     """Return the lines of some parts of the text, as `script.py:NUMBER`."""
-    return [f"script.py:{text[: text.index(part)].count(chr(10)) + 1}" for part in parts]
+    return tuple(f"script.py:{text[: text.index(part)].count(chr(10)) + 1}" for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,13 @@ def test_a_reduction_after_a_loop(after, expected, tmp_path):
 def test_a_reduction_around_a_function(update, after, expected, tmp_path):
     text = _HELPER.format(update=update, after=after)
     (tmp_path / "script.py").write_text(text)
-    source = _lines(text, "model(x)", "accuracy, _ = ", "\nmain()\n")
-    source[-1] = f"script.py:{text.count(chr(10))}"
+    source = (*_lines(text, "model(x)", "accuracy, _ = "), f"script.py:{text.count(chr(10))}")
     inside = "reduced(" in update
-    sink = [*_lines(text, "reduced("), *(source[1:] if inside else source[2:])]
+    sink = (*_lines(text, "reduced("), *(source[1:] if inside else source[2:]))
     assert carries(tmp_path / "script.py", source, sink) == expected
 
 
 def test_a_library_that_validates_by_itself_is_not_judged(tmp_path):
     (tmp_path / "script.py").write_text("trainer.fit(model)\n")
-    assert carries(tmp_path / "script.py", ["script.py:1"], ["script.py:1"])
-    assert carries(None, ["script.py:1"], ["script.py:2"])
+    assert carries(tmp_path / "script.py", ("script.py:1",), ("script.py:1",))
+    assert carries(None, ("script.py:1",), ("script.py:2",))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from allstep.commands.prove.observer.loops import parsed
 
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def carries(script: Path | None, source: Sequence[str], sink: Sequence[str]) -> bool:
+@functools.cache
+def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...]) -> bool:
     """Return whether a collective may carry what a call has computed; True if the text does not tell.
 
     Args:
@@ -23,7 +27,7 @@ def carries(script: Path | None, source: Sequence[str], sink: Sequence[str]) -> 
         ends.pop()
     if script is None or not calls or not ends:
         return True
-    tree = ast.parse(script.read_bytes())
+    tree = parsed(script)
     names: set[str] = set()
     for level, line in enumerate(calls):
         flow = _Flow(_scope(tree, line), line, names)

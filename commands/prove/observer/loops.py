@@ -17,7 +17,8 @@ _ITERATES = ("FOR_ITER", "SEND", "YIELD_FROM")
 
 
 @functools.cache
-def _parsed(script: str) -> ast.Module:
+def parsed(script: str | Path) -> ast.Module:
+    """Return the syntax tree of a script, which does not change while it is observed and judged."""
     return ast.parse(Path(script).read_bytes())
 
 
@@ -26,8 +27,8 @@ def may_end_early(script: str, line: int) -> bool:
 
     The result is True if there is no `for`.
     """
-    endless = [node for node in ast.walk(_parsed(script)) if isinstance(node, ast.While)]
-    for node in ast.walk(_parsed(script)):
+    endless = [node for node in ast.walk(parsed(script)) if isinstance(node, ast.While)]
+    for node in ast.walk(parsed(script)):
         if isinstance(node, ast.For) and node.lineno <= line <= (node.iter.end_lineno or line):
             called = {getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(node.iter)}
             is_inside = any(one.lineno < line <= (one.end_lineno or line) for one in endless)
@@ -62,7 +63,7 @@ def may_stop(frame: FrameType | None, scripts: Sequence[str]) -> bool:
 
 
 def _lines_that_expect_an_end(script: str) -> Iterator[range]:
-    for node in ast.walk(_parsed(script)):
+    for node in ast.walk(parsed(script)):
         if isinstance(node, ast.Try) and any(_catches_the_end(handler) for handler in node.handlers):
             yield range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1)
 
