@@ -28,7 +28,7 @@ from allstep.commands.prove.records import EarlyClip, Gradient, Projections, Sen
 IS_PARTIAL = "_allstep_is_partial"
 """Attribute that marks an optimizer while it steps a single weight, as a part of its whole step."""
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
-"""Module of ZeroRedundancyOptimizer, which is slow to import: the script has imported it if it has such an optimizer."""
+"""Module of ZeroRedundancyOptimizer, which is slow to import; a script with such an optimizer has imported it."""
 
 
 class Optimizers:
@@ -116,9 +116,9 @@ class Optimizers:
         number = self._num_steps.get(id(optimizer), 0) + 1
         order = [*self._num_steps, id(optimizer)]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        whole = [one for one in parameters if not is_shard(one) and not self._wrappers.is_sharded(one)]
-        sharded = [self._name(one) for one in parameters if not any(one is other for other in whole)]
-        if len(whole) < len(parameters):
+        whole = [one for one in parameters if not self._is_sharded(one)]
+        sharded = [self._name(one) for one in parameters if self._is_sharded(one)]
+        if sharded:
             self._observer.note_unseen("sharded weights, gradients and states", "each rank has a shard")
         before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, whose ranks have already stepped
         wrapper, num_unwrapped = self._wrappers.line_of(parameters)
@@ -156,6 +156,9 @@ class Optimizers:
         self._observer.write(step)
         if self._observer.end_step(optimizer=step.optimizer):
             self._observer.stop()
+
+    def _is_sharded(self, parameter: torch.Tensor) -> bool:
+        return is_shard(parameter) or self._wrappers.is_sharded(parameter)
 
     def _gradient(self, parameter: torch.Tensor) -> Gradient:
         assert parameter.grad is not None
