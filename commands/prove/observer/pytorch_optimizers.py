@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Optimizers:
         self._wrappers = wrappers
         self._names: dict[int, str] = {}
         self._hooked: dict[int, torch.Tensor] = {}
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._local: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
         self._pending: Step | None = None
@@ -50,7 +50,7 @@ class Optimizers:
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Register hooks that record the gradients of an optimizer's parameters before they are reduced."""
-        self._optimizers.append(optimizer)
+        self._optimizers[id(optimizer)] = optimizer
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in self._hooked:
@@ -88,22 +88,27 @@ class Optimizers:
 
     def before_inplace(self, tensor: torch.Tensor) -> None:
         """Record a change of a gradient in place, if Horovod still averages it."""
-        if self._observer.is_inside or not (line := self._observer.line()):
+        if self._observer.is_inside:
             return
-        for optimizer in self._optimizers:
-            for parameter, (handle, _) in getattr(optimizer, "_handles", {}).items():
-                if handle is not None and parameter.grad is not None and parameter.grad.data_ptr() == tensor.data_ptr():
-                    self._observer.write(EarlyClip("changed", self._observer.progress.num_steps + 1, line))
-                    return
+        gradients = (one.grad for one in self._on_their_way())
+        is_sent = any(one is not None and one.data_ptr() == tensor.data_ptr() for one in gradients)
+        if is_sent and (line := self._observer.line()):
+            self._observer.write(EarlyClip("changed", self._observer.progress.num_steps + 1, line))
 
     def before_change(self, what: str) -> None:
-        """Record a change of gradients while Horovod still averages some, of which its wrapper keeps handles.
+        """Record a change of gradients while Horovod still averages some."""
+        if any(True for _ in self._on_their_way()):
+            self._observer.write(EarlyClip(what, self._observer.progress.num_steps + 1, self._observer.line()))
+
+    def _on_their_way(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters whose gradients Horovod still averages, of which its wrapper keeps handles.
 
         A handle is None in a pass that only accumulates.
         """
-        kept = [pair for optimizer in self._optimizers for pair in getattr(optimizer, "_handles", {}).values()]
-        if any(handle is not None for handle, _ in kept):
-            self._observer.write(EarlyClip(what, self._observer.progress.num_steps + 1, self._observer.line()))
+        for optimizer in self._optimizers.values():
+            for parameter, (handle, _) in getattr(optimizer, "_handles", {}).items():
+                if handle is not None:
+                    yield parameter
 
     def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Prepare the record of a step. If a wrapper's step calls its optimizer's, the last call counts.
