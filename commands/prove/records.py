@@ -93,8 +93,6 @@ class Held:
     """Digests of a rank's training data at evenly spaced positions, nearly all with different contents."""
 
     digests: tuple[str, ...]
-    is_whole: bool = False
-    """Whether these are all samples."""
 
 
 @dataclass(frozen=True)

@@ -394,7 +394,7 @@ def test_gradients_that_are_changed_before_the_average(change, is_found):
 )
 def test_ranks_with_data_sets_of_their_own(shares, num_samples, expected):
     """Indices are equal on all ranks; the samples tell."""
-    held = tuple(Held(tuple(f"{index:02}" for index in share), True) for share in shares)
+    held = tuple(Held(tuple(f"{index:02}" for index in share)) for share in shares)
     together = _loaded(run(), data=held, order=0, num_samples=len(shares[0]), num_batches=10)
     alone = _loaded(run(size=1, rate=0.1), num_samples=num_samples, num_batches=20)
     assert [finding.name for finding in findings(Runs(alone, together))] == expected

@@ -12,11 +12,9 @@ import tensorflow as tf
 
 from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.samples import held
 from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Held, LoopEnd, Resumed, Waiting
-
-_MAX_HELD = 1024
-_DISTINCT = 0.9
 
 
 class Watch(keras.callbacks.Callback):
@@ -67,24 +65,24 @@ class Watch(keras.callbacks.Callback):
 
 def _held(inputs: Any) -> Held | None:
     """Return digests of samples of an array; None for other inputs, or if many samples are equal."""
-    if not (isinstance(inputs, np.ndarray) or tf.is_tensor(inputs)) or len(inputs) < 2:
+    if not (isinstance(inputs, np.ndarray) or tf.is_tensor(inputs)):
         return None
-    number = min(len(inputs), _MAX_HELD)
-    digests = tuple(digest(np.asarray(inputs[index * len(inputs) // number])) for index in range(number))
-    return Held(digests, number == len(inputs)) if len({*digests}) >= _DISTINCT * number else None
+    return held(len(inputs), lambda placement: digest(np.asarray(inputs[placement])))
 
 
 def install(observer: Observer) -> None:
     """Hook fit."""
 
     signatures: list[inspect.Signature] = []
+    recorded: list[Held] = []
 
     def observe(*args: Any, **kwargs: Any) -> Generator[Arguments, Any, None]:
         bound = signatures[0].bind(*args, **kwargs)
         given = bound.arguments.get("callbacks")
         watch = Watch(observer, may_end_early=bound.arguments.get("steps_per_epoch") is not None)
-        if held := _held(bound.arguments.get("x")):
-            observer.write(held)
+        if not recorded and (first := _held(bound.arguments.get("x"))):  # only the first one is judged
+            recorded.append(first)
+            observer.write(first)
         if isinstance(given, keras.callbacks.CallbackList):
             given.callbacks.append(watch)
             watch.set_params(given.params)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import time
 from collections.abc import Generator, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -19,16 +18,13 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from allstep.commands.prove.observer import samples
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of
-from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Batch, Held, LoopEnd, Sampler, Yielded
 
 _LOOP, _NUM_BATCHES = "_allstep_loop", "_allstep_num_batches"
-_MAX_HELD = 1024
-_HELD_SECONDS = 5.0
-_DISTINCT = 0.9
 
 
 class Loaders:
@@ -39,7 +35,7 @@ class Loaders:
         self._data_sets: list[Any] = []
         self._data_of_loop: dict[int | None, Any] = {}
         self._last_loop = 0
-        self._rows = observer.quiet("batches of loaders without digests", Samples(as_rows).rows, ())
+        self._rows = observer.quiet("batches of loaders without digests", samples.Samples(as_rows).rows, ())
         observer.look_last(lambda: held(self._data_of_loop.get(observer.progress.first_training_loop)))
 
     def observe_iter(self, loader: DataLoader) -> Generator[None, Any, None]:
@@ -147,27 +143,9 @@ def _sampler(loader: DataLoader) -> Sampler:
 def held(data: Any) -> Held | None:
     """Return digests of a data set; None without a length, or if samples are mere random numbers.
 
-    Each sample is read from the same random state, so that random augmentation changes it alike on all ranks. If
-    reading takes long, the ranks look at fewer samples, in the same order.
+    Each sample is read from the same random state, so that random augmentation changes it alike on all ranks.
     """
-    if not (num_samples := _length(data)):
-        return None
-    deadline = time.monotonic() + _HELD_SECONDS
-    digests = []
-    for placement in _placements(num_samples):
-        digests.append(_digest_of(data, placement))
-        if time.monotonic() > deadline:
-            break
-    has_content = len({*digests}) >= _DISTINCT * len(digests)
-    return Held(tuple(digests), len(digests) == num_samples) if has_content and len(digests) > 1 else None
-
-
-def _placements(num_samples: int) -> list[int]:
-    """Return positions that are evenly spaced, in an order in which every beginning is evenly spaced as well."""
-    number = min(num_samples, _MAX_HELD)
-    width = max(1, (number - 1).bit_length())
-    order = sorted(range(number), key=lambda index: int(f"{index:0{width}b}"[::-1], 2))
-    return [index * num_samples // number for index in order]
+    return samples.held(_length(data) or 0, functools.partial(_digest_of, data))
 
 
 def _digest_of(data: Any, placement: int) -> str:
