@@ -79,7 +79,7 @@ class Gradients:
                 line=line,
             )
             self._observer.write(step, replica)
-            if self._observer.end_step(replica, step.optimizer) and not self._observer.is_in_fit:
+            if self._observer.progress.end_step(replica, step.optimizer) and not self._observer.is_in_fit:
                 self._observer.end("steps")
                 os._exit(0)  # an exception raised here would not reach the script
 

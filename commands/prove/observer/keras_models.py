@@ -32,14 +32,14 @@ class Models:
         self._rows = observer.quiet("inputs of models without digests", Samples(_as_rows).rows, ())
 
     @contextlib.contextmanager
-    def _inside(self, depth: str) -> Iterator[int]:
-        """Enter a block of the kind `depth`; yield how many such blocks surround it."""
-        before = getattr(self._thread, depth, 0)
-        setattr(self._thread, depth, before + 1)
+    def _inside(self) -> Iterator[int]:
+        """Enter a call; yield how many calls surround it."""
+        before = getattr(self._thread, "calls", 0)
+        self._thread.calls = before + 1
         try:
             yield before
         finally:
-            setattr(self._thread, depth, before)
+            self._thread.calls = before
 
     def observe_make(self, kind: str) -> Any:
         """Return an observer of the maker of a model's step function, which hooks the step, if overridden, too."""
@@ -56,7 +56,7 @@ class Models:
 
     def _observe_step(self, is_training: bool | None) -> Any:
         def observe(model: keras.Model, data: Any) -> Generator[None, Any, None]:
-            with self._inside("calls") as depth:
+            with self._inside() as depth:
                 if is_training is not None and not depth:
                     self._observe(model, data, is_training, evaluates=not is_training)
                 yield
@@ -66,7 +66,7 @@ class Models:
     def observe_call(self, model: keras.Model, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
         """Observe a model's call, which counts as training if a tape records it."""
         inputs = tf.nest.flatten((args, kwargs), expand_composites=True)
-        with self._inside("calls") as depth:
+        with self._inside() as depth:
             if not depth and any(tf.is_tensor(one) and one.shape.rank for one in inputs):
                 is_recorded = getattr(self._thread, "tapes", 0) > 0
                 self._observe(model, inputs, is_recorded and kwargs.get("training") is not False)
@@ -74,7 +74,7 @@ class Models:
 
     def observe_export(self, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
         """Observe the export of a model's graph, which must not contain operations of the observer."""
-        with self._inside("calls"):
+        with self._inside():
             yield
 
     def observe_enter(self, _tape: Any) -> Generator[None, Any, None]:

@@ -48,7 +48,6 @@ class Observer:
 
     def __init__(self, settings: Settings, guard_class: type[Guard] = Guard) -> None:
         self.folder = Path(settings.folder)
-        self.num_steps = settings.num_steps
         self.num_devices = settings.num_devices
         self.keeps_files = settings.keeps_files
         self.progress = Progress(settings.num_steps)
@@ -166,10 +165,6 @@ class Observer:
     def look_last(self, look: Callable[[], Held | None]) -> None:
         """Have a function inspect a data set when the script has ended, and thus cannot be disturbed any more."""
         self._last_look = look
-
-    def end_step(self, replica: int = 0, optimizer: int = 0) -> bool:
-        """Count a step of an optimizer, and return whether enough of the process was observed."""
-        return self.progress.end_step(replica, optimizer)
 
     def stop(self) -> None:
         """Exit as the script itself would, so that exit handlers of the script and its libraries run."""

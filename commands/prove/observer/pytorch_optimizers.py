@@ -159,7 +159,7 @@ class Optimizers:
             for parameter in group["params"]:
                 self._local.pop(id(parameter), None)
         self._observer.write(step)
-        if self._observer.end_step(optimizer=step.optimizer):
+        if self._observer.progress.end_step(0, step.optimizer):
             self._observer.stop()
 
     def _is_sharded(self, parameter: torch.Tensor) -> bool:
