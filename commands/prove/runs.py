@@ -22,6 +22,7 @@ from allstep.commands.prove.records import (
     World,
     Wrapped,
     Write,
+    Yielded,
 )
 
 Kind = TypeVar("Kind", bound=Record)
@@ -92,6 +93,11 @@ class Rank:
     def rows(self, loop: Loop) -> list[str]:
         """Return digests of the samples that the rank has trained on in a loop."""
         return [row for one in self.forwards(training=True) if one.loop == loop.number for row in one.rows]
+
+    @cached_property
+    def loaded(self) -> set[str]:
+        """Digests of the samples that loaders have yielded."""
+        return {row for batch in self.all(Yielded) for row in batch.rows}
 
     def forwards(self, *, training: bool) -> list[Forward]:
         """Return the calls of the rank's models, in training or in validation; teachers' are in neither."""

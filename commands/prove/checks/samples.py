@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
@@ -49,27 +50,24 @@ def _same_samples(run: Run) -> Finding | None:
     if run.is_tensor_parallel:
         return None
     sites = _sites(run)
-    same_sites = [site for site in sites if _same_at(run, site)]
+    same_sites = [site for site in sites if _alike(_steps_at(run, [site]))]
     # Ranks may give a model the same noise, or the same anchors, beside samples of their own.
     if not same_sites or (len(same_sites) < len(sites) and not any(_is_loaded(run, site) for site in same_sites)):
         return None
-    steps = [_batches_at(rank, same_sites) for rank in run.ranks]
-    common = sorted(set(steps[0]).intersection(*steps[1:]))
-    for first in range(len(run.ranks)):
-        for second in range(first + 1, len(run.ranks)):
-            same = [step for step in common if overlap(steps[first][step], steps[second][step]) > _MOST]
-            if len(same) * 2 > len(common):
-                loops = run.ranks[0].training_loops
-                num_samples = len({*steps[first][same[0]]} & {*steps[second][same[0]]})
-                return Finding(
-                    "same-samples",
-                    "ranks train on the same samples: more ranks do the same work, and no more",
-                    f"in {len(same)} of {len(common)} steps, {ranks((first, second))} had the same samples "
-                    f"({num_samples} of {len(steps[first][same[0]])} in step {same[0]})",
-                    sharing.mend(run.ranks[0]),
-                    loops[0].line if loops else "",
-                )
-    return None
+    steps = _steps_at(run, same_sites)
+    if not (alike := _alike(steps)):
+        return None
+    first, second, same = alike
+    batch, other = steps[first][same[0]], steps[second][same[0]]
+    loops = run.ranks[0].training_loops
+    return Finding(
+        "same-samples",
+        "ranks train on the same samples: more ranks do the same work, and no more",
+        f"in {len(same)} of {len(steps[0])} steps, {ranks((first, second))} had the same samples "
+        f"({len({*batch} & {*other})} of {len(batch)} in step {same[0]})",
+        sharing.mend(run.ranks[0]),
+        loops[0].line if loops else "",
+    )
 
 
 def _sites(run: Run) -> list[str]:
@@ -78,33 +76,32 @@ def _sites(run: Run) -> list[str]:
     return sorted(set.intersection(*lines)) if lines else []
 
 
-def _same_at(run: Run, site: str) -> bool:
-    """Return whether two ranks have mostly the same samples in a line."""
-    steps = [_batches_at(rank, [site]) for rank in run.ranks]
-    common = set(steps[0]).intersection(*steps[1:])
-    return any(
-        2 * sum(overlap(steps[first][step], steps[second][step]) > _MOST for step in common) > len(common)
-        for first in range(len(steps))
-        for second in range(first + 1, len(steps))
-    )
+def _alike(steps: Sequence[Mapping[int, list[str]]]) -> tuple[int, int, list[int]] | None:
+    """Return the first two ranks that have the same samples in most of their common steps, and these steps."""
+    for first, second in itertools.combinations(range(len(steps)), 2):
+        same = [step for step in steps[first] if overlap(steps[first][step], steps[second][step]) > _MOST]
+        if 2 * len(same) > len(steps[first]):
+            return first, second, same
+    return None
 
 
 def _is_loaded(run: Run, site: str) -> bool:
     """Return whether the samples in a line come from a loader as they are."""
     rank = run.ranks[0]
-    loaded = _loaded(rank)
-    return any(not loaded.isdisjoint(one.rows) for one in rank.forwards(training=True) if one.line == site)
+    return any(not rank.loaded.isdisjoint(one.rows) for one in rank.forwards(training=True) if one.line == site)
 
 
-def _loaded(rank: Rank) -> set[str]:
-    return {row for batch in rank.all(Yielded) for row in batch.rows}
+def _steps_at(run: Run, sites: Collection[str]) -> list[dict[int, list[str]]]:
+    """Return the samples of each rank at some lines, in the steps that all ranks have."""
+    steps = [_batches_at(rank, sites) for rank in run.ranks]
+    common = sorted(set(steps[0]).intersection(*steps[1:]))
+    return [{step: own[step] for step in common} for own in steps]
 
 
 def _batches_at(rank: Rank, sites: Collection[str]) -> dict[int, list[str]]:
     """Return the samples of each step at some lines: the loaded ones, if a batch also has others, such as a GAN's."""
-    loaded = _loaded(rank)
     found = batches([one for one in rank.forwards(training=True) if one.line in sites])
-    return {step: [row for row in rows if row in loaded] or rows for step, rows in found.items()}
+    return {step: [row for row in rows if row in rank.loaded] or rows for step, rows in found.items()}
 
 
 def _uneven(run: Run) -> Finding | None:
