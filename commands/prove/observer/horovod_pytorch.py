@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,6 +11,7 @@ from horovod.torch import mpi_ops
 from horovod.torch import optimizer as wrapper_classes
 
 from allstep.commands.prove.observer import pytorch
+from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_optimizers import IS_PARTIAL
 from allstep.commands.prove.records import Collective, World, Wrapped
@@ -26,16 +27,12 @@ _BLOCKING = ("barrier", "join", "synchronize")
 _IN_PLACE = ("add_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "copy_", "div_", "mul_", "nan_to_num_", "sub_")
 """Methods by which scripts change gradients."""
 
-Observation = Callable[..., Generator[None, Any, None]]
-
 
 def install(observer: Observer) -> None:
     """Hook horovod.torch, which has been imported."""
     [(optimizers, wrappers)] = pytorch.installed
 
-    def observe_init(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        with observer.waiting("hvd.init"):
-            yield
+    def note_world(*_args: Any, **_kwargs: Any) -> None:
         observer.write(World("horovod", hvd.rank(), hvd.size(), observer.line()))
 
     def observe_collective(kind: str) -> Observation:
@@ -49,13 +46,6 @@ def install(observer: Observer) -> None:
             short = kind.strip("_").removesuffix("_async")
             observer.write(Collective(short, name, shape, observer.line(), operation, observer.callers()))
             yield
-
-        return observe
-
-    def observe_blocking(kind: str) -> Observation:
-        def observe(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-            with observer.waiting(f"hvd.{kind}"):
-                yield
 
         return observe
 
@@ -81,6 +71,7 @@ def install(observer: Observer) -> None:
 
     operations = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
     around = observer.around
+    observe_init = observer.while_waiting("hvd.init", note_world)
     replace_everywhere("horovod.torch", mpi_ops, "init", around("hvd.init", observe_init))
     replace_everywhere("horovod.torch", hvd, "DistributedOptimizer", around("hvd's optimizers", observe_optimizer))
     partial = around("Adasum", observe_partial_step)
@@ -88,7 +79,7 @@ def install(observer: Observer) -> None:
     for name in _ASYNCHRONOUS:
         replace(mpi_ops, name, around("Horovod's collectives", observe_collective(name)))
     for name in _BLOCKING:
-        make = around("Horovod's collectives", observe_blocking(name))
+        make = around("Horovod's collectives", observer.while_waiting(f"hvd.{name}"))
         replace_everywhere("horovod.torch", mpi_ops, name, make)
     for name in _IN_PLACE:
         replace(torch.Tensor, name, around("changes of gradients", observe_in_place))

@@ -5,13 +5,14 @@ Calls during the tracing of a graph are part of the step and are not recorded, e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
+from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace_everywhere
 from allstep.commands.prove.records import Collective, World, Wrapped
 
@@ -21,12 +22,10 @@ _COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "b
 def install(observer: Observer) -> None:
     """Hook horovod.tensorflow, which has been imported."""
 
-    def observe_init(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        with observer.waiting("hvd.init"):
-            yield
+    def note_world(*_args: Any, **_kwargs: Any) -> None:
         observer.write(World("horovod.tensorflow", hvd.rank(), hvd.size(), observer.line()))
 
-    def observe_collective(kind: str) -> Callable[..., Generator[None, Any, None]]:
+    def observe_collective(kind: str) -> Observation:
         def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             line = observer.line()
             operation = "adasum" if kwargs.get("op") == hvd.Adasum else ""
@@ -43,6 +42,7 @@ def install(observer: Observer) -> None:
 
         return observe
 
+    observe_init = observer.while_waiting("hvd.init", note_world)
     replace_everywhere("horovod", mpi_ops, "init", observer.around("hvd.init", observe_init))
     for name in _COLLECTIVES:
         make = observer.around("Horovod's collectives", observe_collective(name))

@@ -10,14 +10,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from allstep.commands.prove.observer import loops
-from allstep.commands.prove.observer.guarding import Guard
+from allstep.commands.prove.observer.guarding import Guard, Observation
 from allstep.commands.prove.observer.progress import Progress
 from allstep.commands.prove.records import Ended, Held, Loop, Record, Resumed, Sampler, Started, Unseen, Waiting
 from allstep.common.files.records import to_json
@@ -126,6 +126,16 @@ class Observer:
             self._depth.value = depth
             if not depth:
                 self.write(Resumed())
+
+    def while_waiting(self, what: str, then: Callable[..., None] = lambda *_args, **_kwargs: None) -> Observation:
+        """Return an observation of calls that may wait for other ranks; `then` gets their arguments afterwards."""
+
+        def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+            with self.waiting(what):
+                yield
+            then(*args, **kwargs)
+
+        return observe
 
     @property
     def is_inside(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
@@ -42,13 +43,11 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
     if not torch.distributed.is_available():
         return
 
-    def observe_init(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        with observer.waiting("init_process_group"):
-            yield
+    def note_world(*_args: Any, **_kwargs: Any) -> None:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         observer.write(World("torch.distributed", rank, size, observer.line()))
 
-    def observe_collective(kind: str) -> Callable[..., Generator[None, Any, None]]:
+    def observe_collective(kind: str) -> Observation:
         def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             if observer.is_inside:
                 yield
@@ -63,9 +62,7 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
 
         return observe
 
-    def observe_ddp(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        with observer.waiting("DistributedDataParallel"):
-            yield
+    def note_ddp(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> None:
         line = observer.line()
         wrappers.cover_by_ddp(wrapper, line)
         observer.write(Wrapped("DistributedDataParallel", line, finds_unused=wrapper.find_unused_parameters))
@@ -74,13 +71,14 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
         wrappers.note_forward(wrapper)
         yield
 
-    replace_everywhere(
-        "torch.distributed", distributed_c10d, "init_process_group", observer.around("process groups", observe_init)
-    )
+    observe_init = observer.while_waiting("init_process_group", note_world)
+    make = observer.around("process groups", observe_init)
+    replace_everywhere("torch.distributed", distributed_c10d, "init_process_group", make)
     for old in _COLLECTIVES:
         new = _RENAMED.get(old, old)
         name = new if hasattr(distributed_c10d, new) else old
         make = observer.around("collectives", observe_collective(name))
         replace_everywhere("torch.distributed", distributed_c10d, name, make)
+    observe_ddp = observer.while_waiting("DistributedDataParallel", note_ddp)
     replace(DistributedDataParallel, "__init__", observer.around("DistributedDataParallel", observe_ddp))
     replace(DistributedDataParallel, "forward", observer.around("DistributedDataParallel", observe_forward))

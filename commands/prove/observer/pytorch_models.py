@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
@@ -116,7 +117,7 @@ def _random_state() -> str:
     return digest(bytes_of(state))
 
 
-def _observe_copy(observer: Observer) -> Callable[..., Generator[None, Any, None]]:
+def _observe_copy(observer: Observer) -> Observation:
     """Return an observer of a method that copies a tensor to the host, to record copies from a GPU."""
 
     def observe(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:

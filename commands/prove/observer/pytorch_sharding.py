@@ -23,9 +23,7 @@ def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], N
         observer.write(Collective(JOIN, "", (), observer.line()))
         yield
 
-    def observe_fsdp(wrapper: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        with observer.waiting("FullyShardedDataParallel"):
-            yield
+    def note_fsdp(wrapper: Any, *_args: Any, **_kwargs: Any) -> None:
         wrappers.shard(wrapper.parameters())
         wrappers.cover(wrapper.parameters(), observer.line())
 
@@ -41,6 +39,7 @@ def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], N
         replace(module.Join, "__init__", observer.around("joins", observe_join))
 
     def hook_fsdp(module: Any) -> None:
+        observe_fsdp = observer.while_waiting("FullyShardedDataParallel", note_fsdp)
         replace(module.FullyShardedDataParallel, "__init__", observer.around("FSDP", observe_fsdp))
 
     def hook_averagers(module: Any) -> None:

@@ -28,12 +28,11 @@ def install(observer: Observer) -> None:
         yield (strategy, devices, *args), kwargs
         _write_world(observer, strategy)
 
-    def observe_workers(strategy: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        with observer.waiting("MultiWorkerMirroredStrategy"):
-            yield
+    def note_workers(strategy: Any, *_args: Any, **_kwargs: Any) -> None:
         _write_world(observer, strategy)
 
     replace(tf.distribute.MirroredStrategy, "__init__", observer.around("strategies", observe_mirrored))
+    observe_workers = observer.while_waiting("MultiWorkerMirroredStrategy", note_workers)
     replace(tf.distribute.MultiWorkerMirroredStrategy, "__init__", observer.around("strategies", observe_workers))
 
 
