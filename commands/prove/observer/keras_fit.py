@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.commands.prove.observer.guarding import Arguments
-from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.samples import held
 from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Held, LoopEnd, Resumed, Waiting
@@ -96,6 +96,6 @@ def install(observer: Observer) -> None:
         finally:
             observer.is_in_fit = False
 
-    owner = next(kind for kind in keras.Model.__mro__ if "fit" in vars(kind))
+    owner = owner_of("fit", keras.Model)
     signatures.append(inspect.signature(owner.fit))
     replace(owner, "fit", observer.around("fit", observe))

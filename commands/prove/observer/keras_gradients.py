@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from allstep.commands.prove.observer.keras_values import call_with, native, some_values
-from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.tf_distribute import current_replica
 from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import Gradient, Step
@@ -101,6 +101,6 @@ def install(observer: Observer) -> None:
         gradients.observe(optimizer, reduced)
 
     name = "_all_reduce_sum_gradients"
-    owner = next(kind for kind in keras.optimizers.Optimizer.__mro__ if name in vars(kind))
+    owner = owner_of(name, keras.optimizers.Optimizer)
     replace(owner, name, observer.around("steps of optimizers", observe_reduction))
     replace(tf.GradientTape, "gradient", observer.around("gradients of tapes", observe_gradient))

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.commands.prove.observer.keras_values import call_with, some_values
-from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.tf_distribute import current_replica
 from allstep.commands.prove.observer.values import digest
@@ -126,7 +126,7 @@ def install(observer: Observer) -> None:
     around = observer.around
     for kind in _STEPS:
         make = f"make_{kind}_function"
-        replace(owner_of(make), make, around("steps of models", models.observe_make(kind)))
+        replace(owner_of(make, keras.Model), make, around("steps of models", models.observe_make(kind)))
     replace(keras.Model, "__call__", around("calls of models", models.observe_call))
     replace(keras.Model, "export", around("exported models", models.observe_export))
     replace(tf.saved_model, "save", around("exported models", models.observe_export))
@@ -143,11 +143,6 @@ def _as_rows(value: Any) -> np.ndarray | None:
         if value.dtype != object
         else np.array([b"\0".join(row.reshape(-1)) for row in value.reshape(len(value), -1)])
     )
-
-
-def owner_of(name: str, kind: type = keras.Model) -> type:
-    """Return the class that defines a method of a model."""
-    return next(one for one in kind.__mro__ if name in vars(one))
 
 
 def _random_states(model: keras.Model) -> Sequence[tf.Tensor]:

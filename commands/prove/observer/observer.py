@@ -233,6 +233,11 @@ def headline(text: str) -> str:
     return [line for line in lines if line and not line[0].isspace()][-1]
 
 
+def owner_of(name: str, kind: type) -> type:
+    """Return the class from which a class has one of its attributes."""
+    return next(one for one in kind.__mro__ if name in vars(one))
+
+
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replace an attribute by what `make` returns for it."""
     setattr(owner, name, make(getattr(owner, name)))
