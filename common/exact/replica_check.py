@@ -17,6 +17,8 @@ from allstep.common.base.errors import Fault
 
 DROP_IN_CHECK = "check_replicas"
 """Start of the names of the collectives by which the drop-in for Keras compares ranks; none reduces results."""
+OUT_OF_STEP = "expected the same weights and optimizer state on all ranks"
+"""Start of the error of that drop-in, before the moment of the comparison."""
 
 
 def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:

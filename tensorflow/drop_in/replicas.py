@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-from allstep.common.exact.replica_check import DROP_IN_CHECK, digest
+from allstep.common.exact.replica_check import DROP_IN_CHECK, OUT_OF_STEP, digest
 from allstep.tensorflow.compat import layers_of, trained_variables
 from allstep.tensorflow.drop_in.collectives import native
 from allstep.tensorflow.drop_in.gathering import gather, per_rank
@@ -121,8 +121,8 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
             ranks = ", ".join(str(process_set.ranks[i]) for i in np.flatnonzero(differs.any(axis=1)))
             first = variables[int(np.flatnonzero(differs.any(axis=0))[0])]
             raise RuntimeError(
-                f"expected the same weights and optimizer state on all ranks {moment}; received others on rank {ranks} "
-                f"than on rank {process_set.ranks[0]}, first in {getattr(first, 'path', first.name)}. Start with "
+                f"{OUT_OF_STEP} {moment}; received others on rank {ranks} than on rank {process_set.ranks[0]}, first "
+                f"in {getattr(first, 'path', first.name)}. Start with "
                 "callbacks.BroadcastGlobalVariablesCallback(0), train with a DistributedOptimizer, give every rank the "
                 "same learning rate and averaged metrics (MetricAverageCallback before EarlyStopping and "
                 "ReduceLROnPlateau), and register what is meant to differ (register_local_var)."

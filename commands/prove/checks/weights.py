@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.common.exact.replica_check import OUT_OF_STEP
 
-_OUT_OF_STEP = "expected the same weights and optimizer state on all ranks after batch 1"
+_AT_ONCE = f"{OUT_OF_STEP} after batch 1"
 """Error of the Keras drop-in, which ends a fit before the observed weights can be compared."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare digests of weights and slots before the first step."""
-    if _OUT_OF_STEP in runs.together.failure:
+    if _AT_ONCE in runs.together.failure:
         steps = next(iter(runs.together.steps(1)), ())
         yield Finding(
             "weights-differ",
