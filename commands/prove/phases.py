@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allstep.commands.prove.records import Forward, Loop, Record, Step, Waiting
+from allstep.commands.prove.records import BACKWARD, Forward, Loop, Record, Step, Waiting
 
-_BACKWARD = "the backward pass"
 _MOST = 0.5
 
 
@@ -53,6 +52,6 @@ def _has_training(records: Sequence[Record], loop: int, span: Sequence[int]) -> 
         is_after = index > span[-1]
         if is_after and (isinstance(record, Loop) or (isinstance(record, Forward) and record.loop != loop)):
             return False
-        if isinstance(record, Step) or (isinstance(record, Waiting) and record.what == _BACKWARD):
+        if isinstance(record, Step) or (isinstance(record, Waiting) and record.what == BACKWARD):
             return True
     return False

@@ -10,6 +10,17 @@ from dataclasses import dataclass
 Projections = tuple[float, ...]
 """Products of a tensor's values, or of some of them, with fixed directions. They are linear: means can be compared."""
 
+BACKWARD = "the backward pass"
+"""Name of the wait in which a rank computes gradients, and may wait for others."""
+JOIN = "join"
+"""Kind of the collective by which a rank waits, after its last batch, for ranks that have more."""
+HOROVOD_JOIN = f"hvd.{JOIN}"
+"""Name of the wait in Horovod's join."""
+TENSOR_PARALLEL = "tensor parallel"
+"""Operation of a wrapper by which ranks share the work on the same samples."""
+AVERAGES_WEIGHTS = "weights"
+"""Operation of a wrapper that averages weights, not gradients."""
+
 
 @dataclass(frozen=True)
 class Started:
@@ -37,7 +48,7 @@ class Wrapped:
     kind: str
     line: str
     operation: str = "average"
-    """The requested reduction: average, sum or adasum; `weights` if weights are averaged, not gradients."""
+    """The requested reduction: average, sum or adasum; for others TENSOR_PARALLEL or AVERAGES_WEIGHTS."""
     finds_unused: bool = False
     """Value of DDP's find_unused_parameters."""
 

@@ -10,6 +10,10 @@ from typing import TypeVar
 
 from allstep.commands.prove.phases import validations
 from allstep.commands.prove.records import (
+    AVERAGES_WEIGHTS,
+    HOROVOD_JOIN,
+    JOIN,
+    TENSOR_PARALLEL,
     Batch,
     Collective,
     Ended,
@@ -120,7 +124,7 @@ class Rank:
     def joins(self) -> bool:
         """Whether the rank waits, after its last batch, for ranks that have more."""
         calls = [record.kind for record in self.all(Collective)] + [record.what for record in self.all(Waiting)]
-        return "join" in calls or "hvd.join" in calls
+        return JOIN in calls or HOROVOD_JOIN in calls
 
 
 @dataclass(frozen=True)
@@ -173,12 +177,12 @@ class Run:
     @property
     def is_tensor_parallel(self) -> bool:
         """Whether ranks share the work on the same samples."""
-        return self._has_operation("tensor parallel")
+        return self._has_operation(TENSOR_PARALLEL)
 
     @property
     def averages_weights(self) -> bool:
         """Whether ranks train apart between averages of their weights."""
-        return self._has_operation("weights")
+        return self._has_operation(AVERAGES_WEIGHTS)
 
     def _has_operation(self, operation: str) -> bool:
         return any(one.operation == operation for rank in self.ranks for one in rank.all(Wrapped))

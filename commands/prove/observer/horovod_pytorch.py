@@ -14,7 +14,7 @@ from allstep.commands.prove.observer import pytorch
 from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_optimizers import IS_PARTIAL
-from allstep.commands.prove.records import Collective, World, Wrapped
+from allstep.commands.prove.records import JOIN, Collective, World, Wrapped
 
 _ASYNCHRONOUS = (
     "_allgather_async",
@@ -23,7 +23,7 @@ _ASYNCHRONOUS = (
     "_grouped_allgather_async",
     "_grouped_allreduce_async",
 )
-_BLOCKING = ("barrier", "join", "synchronize")
+_BLOCKING = ("barrier", JOIN, "synchronize")
 _IN_PLACE = ("add_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "copy_", "div_", "mul_", "nan_to_num_", "sub_")
 """Methods by which scripts change gradients."""
 

@@ -14,9 +14,9 @@ from horovod.tensorflow import mpi_ops
 
 from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace_everywhere
-from allstep.commands.prove.records import Collective, World, Wrapped
+from allstep.commands.prove.records import JOIN, Collective, World, Wrapped
 
-_COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "broadcast_", "join")
+_COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "broadcast_", JOIN)
 
 
 def install(observer: Observer) -> None:

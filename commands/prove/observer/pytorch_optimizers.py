@@ -23,7 +23,7 @@ from allstep.commands.prove.observer.pytorch_values import (
 )
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.values import digest, finite
-from allstep.commands.prove.records import EarlyClip, Gradient, Projections, Sent, Step
+from allstep.commands.prove.records import BACKWARD, EarlyClip, Gradient, Projections, Sent, Step
 
 IS_PARTIAL = "_allstep_is_partial"
 """Attribute that marks an optimizer while it steps a single weight, as a part of its whole step."""
@@ -216,7 +216,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
         losses: Sequence[Any] = tensor if isinstance(tensor, (list, tuple)) else [tensor]
         if losses and isinstance(losses[0], torch.Tensor) and losses[0].numel() == 1 and not observer.is_inside:
             optimizers.loss = finite(float(losses[0].detach().to("cpu")))
-        with observer.waiting("the backward pass", computes=True):
+        with observer.waiting(BACKWARD, computes=True):
             yield
 
     def observe_clip(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:

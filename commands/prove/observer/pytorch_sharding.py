@@ -10,10 +10,7 @@ from typing import Any
 
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.records import Collective, Wrapped
-
-JOIN = "join"
-"""Kind of the collective that stands for a context in which ranks may have different numbers of batches."""
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, JOIN, TENSOR_PARALLEL, Collective, Wrapped
 
 
 def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], None]]:
@@ -28,11 +25,11 @@ def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], N
         wrappers.cover(wrapper.parameters(), observer.line())
 
     def observe_average(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        observer.write(Wrapped("ModelAverager", observer.line(), "weights"))
+        observer.write(Wrapped("ModelAverager", observer.line(), AVERAGES_WEIGHTS))
         yield
 
     def observe_parallel(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        observer.write(Wrapped("parallelize_module", observer.line(), "tensor parallel"))
+        observer.write(Wrapped("parallelize_module", observer.line(), TENSOR_PARALLEL))
         yield
 
     def hook_join(module: Any) -> None:
