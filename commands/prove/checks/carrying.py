@@ -28,16 +28,12 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
     if script is None or not calls or not ends:
         return True
     tree = parsed(script)
+    *inner, last = calls
     names: set[str] = set()
-    for level, line in enumerate(calls):
-        flow = _Flow(_scope(tree, line), line, names)
-        is_last = level == len(calls) - 1
-        if is_last and flow.scope is not _scope(tree, ends[-1]):
-            return True
-        if is_last:
-            return flow.reaches(ends[-1])
-        names = flow.names_for_the_caller()
-    return True
+    for line in inner:
+        names = _Flow(_scope(tree, line), line, names).names_for_the_caller()
+    flow = _Flow(_scope(tree, last), last, names)
+    return flow.scope is not _scope(tree, ends[-1]) or flow.reaches(ends[-1])
 
 
 def _numbers(lines: Sequence[str]) -> list[int]:
