@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from allstep.commands.prove.records import BACKWARD, Forward, Loop, Record, Step, Waiting
 
-_MOST = 0.5
+MOST = 0.5
+"""Share of samples in common above which batches count as the same."""
 
 
 def validations(records: Sequence[Record]) -> set[int]:
@@ -29,7 +30,7 @@ def validations(records: Sequence[Record]) -> set[int]:
 
 
 def _is_among(rows: Sequence[str], trained: set[str]) -> bool:
-    return bool(rows) and len({*rows} & trained) > _MOST * len({*rows})
+    return bool(rows) and len({*rows} & trained) > MOST * len({*rows})
 
 
 def _loops_of_other_data(records: Sequence[Record]) -> set[int]:

@@ -209,3 +209,8 @@ class Runs:
     together: Run
     script: Path | None = None
     """Path of the script, whose text tells some checks more."""
+
+    @property
+    def first_loop_alone(self) -> list[Loop]:
+        """The first training loop on one rank; empty without any, or without that run."""
+        return self.alone.ranks[0].training_loops[:1] if self.alone else []

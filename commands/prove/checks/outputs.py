@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from allstep.commands.prove.checks.carrying import carries
-from allstep.commands.prove.checks.samples import overlap
+from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import Collective, Forward, Step, Write
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 
-_MOST = 0.5
 _REDUCTIONS = ("reduce", "gather", "all_to_all")
 """Parts of the names of collectives that can bring results together."""
 
@@ -60,8 +59,8 @@ def _validation(runs: Runs) -> Finding | None:
     if None in reduced:
         return None
     is_reduced = all(reduced)
-    is_same = overlap(one.rows, other.rows) > _MOST
-    if is_same and is_reduced:
+    are_same = is_same(one.rows, other.rows)
+    if are_same and is_reduced:
         return Finding(
             "validation-repeated",
             "every rank validates the same samples, and their results are then reduced: samples count several times",
@@ -69,7 +68,7 @@ def _validation(runs: Runs) -> Finding | None:
             "give each rank its share of the validation set: sampler=DistributedSampler(validation, shuffle=False)",
             one.line,
         )
-    if not is_same and not is_reduced and one.rows and other.rows:
+    if not are_same and not is_reduced and one.rows and other.rows:
         return Finding(
             "validation-of-one-rank",
             "each rank validates a share of the samples, and the results are not reduced: what is reported is "

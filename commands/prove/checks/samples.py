@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
+from allstep.commands.prove.phases import MOST
 from allstep.commands.prove.records import Forward, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
-
-_MOST = 0.5
-"""Share of common samples above which two batches count as the same."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -40,10 +38,9 @@ def batches(forwards: Sequence[Forward]) -> dict[int, list[str]]:
     return found
 
 
-def overlap(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return the share of the shorter batch that the other one has as well."""
-    minimum = min(len(set(first)), len(set(second)))
-    return len({*first} & {*second}) / minimum if minimum else 0.0
+def is_same(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether two batches have most samples of the shorter one in common."""
+    return len({*first} & {*second}) > MOST * min(len({*first}), len({*second}))
 
 
 def _same_samples(run: Run) -> Finding | None:
@@ -79,7 +76,7 @@ def _sites(run: Run) -> list[str]:
 def _alike(steps: Sequence[Mapping[int, list[str]]]) -> tuple[int, int, list[int]] | None:
     """Return the first two ranks that have the same samples in most of their common steps, and these steps."""
     for first, second in itertools.combinations(range(len(steps)), 2):
-        same = [step for step in steps[first] if overlap(steps[first][step], steps[second][step]) > _MOST]
+        same = [step for step in steps[first] if is_same(steps[first][step], steps[second][step])]
         if 2 * len(same) > len(steps[first]):
             return first, second, same
     return None
@@ -177,7 +174,7 @@ def _doubled(rank: Rank) -> Finding | None:
 def _undivided(runs: Runs) -> Finding | None:
     """Find a number of steps per epoch that the script gives to fit, and does not divide by the ranks."""
     together = [rank.training_loops[:1] for rank in runs.together.ranks]
-    alone = runs.alone.ranks[0].training_loops[:1] if runs.alone else []
+    alone = runs.first_loop_alone
     if runs.together.library != "horovod.tensorflow" or not alone or not all(together):
         return None
     first, lengths = together[0][0], {loop.num_batches for [loop] in together} | {alone[0].num_batches}

@@ -118,7 +118,7 @@ def _by_contents(runs: Runs, first: Sequence[Loop]) -> Finding | None:
         evidence = f"of {sum(len(one.digests) for one in held)} inspected samples, {len(common)} are on several ranks"
         return _overlap(evidence, first[0].line, "give each rank its own share of one list in one order: sorted(files)")
     numbers = [loop.num_samples or 0 for loop in first]
-    alone = [*runs.alone.ranks[0].training_loops[:1]] if runs.alone else []
+    alone = runs.first_loop_alone
     if not all(numbers) or not alone or sum(numbers) >= (1 - _SOME) * (alone[0].num_samples or 0):
         return None
     return Finding(
@@ -152,8 +152,7 @@ def _overlap(evidence: str, line: str, change: str) -> Finding:
 
 def _is_as_long_as_alone(runs: Runs, first: Sequence[Loop]) -> bool:
     """Return whether each of several ranks has as many samples and batches per epoch as a single rank."""
-    loops = [*first, *(runs.alone.ranks[0].training_loops[:1] if runs.alone else ())]
-    lengths = {(loop.num_samples, loop.num_batches) for loop in loops}
+    lengths = {(loop.num_samples, loop.num_batches) for loop in (*first, *runs.first_loop_alone)}
     return len(lengths) == 1 and first[0].num_batches is not None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from allstep.commands.prove.observer import loops
 from allstep.commands.prove.observer.guarding import Guard, Observation
 from allstep.commands.prove.observer.progress import Progress
-from allstep.commands.prove.records import Ended, Held, Loop, Record, Resumed, Sampler, Started, Unseen, Waiting
+from allstep.commands.prove.records import Ended, Held, Loop, Record, Resumed, Started, Unseen, Waiting
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
@@ -142,24 +142,13 @@ class Observer:
         """Whether this thread is in a block of `waiting`."""
         return getattr(self._depth, "value", 0) > 0
 
-    def begin_loop(
-        self,
-        num_batches: int | None,
-        *,
-        batch_size: int | None = None,
-        num_samples: int | None = None,
-        sampler: Sampler | None = None,
-        may_end_early: bool | None = None,
-        data: int = 0,
-        num_workers: int = 0,
-    ) -> Loop:
+    def begin_loop(self, num_batches: int | None, *, may_end_early: bool | None = None, **fields: Any) -> Loop:
         """Record that the script begins to iterate; `may_end_early` is inferred from its text if not given."""
         self._num_loops += 1
         line = self.line()
         if may_end_early is None:
             may_end_early = loops.may_end_early(self.script, int(line.rpartition(":")[2] or 0))
-        early = may_end_early
-        loop = Loop(self._num_loops, line, num_batches, batch_size, num_samples, sampler, early, data, num_workers)
+        loop = Loop(self._num_loops, line, num_batches, may_end_early=may_end_early, **fields)
         self.write(loop)
         return loop
 
