@@ -6,26 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
 
-from allstep.commands.prove.checks import findings, perhaps
+from allstep.commands.prove.checks import findings
 from allstep.commands.prove.launching import failure_of
-from allstep.commands.prove.observer.loops import may_end_early
 from allstep.commands.prove.observer.observer import headline
-from allstep.commands.prove.observer.pytorch_data import held
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.records import (
-    Batch,
     Collective,
     Ended,
     Forward,
     Gradient,
-    Held,
     HostCopy,
     Loop,
-    LoopEnd,
     Resumed,
-    Sampler,
     Sent,
     Started,
     Step,
@@ -33,12 +27,8 @@ from allstep.commands.prove.records import (
     World,
     Wrapped,
     Write,
-    Yielded,
 )
 from allstep.commands.prove.runs import Rank, Run, Runs
-
-_GRADIENTS = np.random.default_rng(0).normal(size=(2, 3, 50))  # rank, step, value
-_STEP = Step(1, 1, 1, "SGD", True, (0.1,), (), {"w": "00"}, {}, 1.0, "cpu", "train.py:9")
 
 _GRAPH = """Graph execution error:
 
@@ -46,36 +36,6 @@ Detected at node PyFunc defined at (most recent call last):
   File "script.py", line 14, in <module>
 {}
 \t [[{{{{node PyFunc}}}}]] [Op:__inference_g_23]"""
-
-
-def run(factor: float = 1.0, *, size: int = 2, rate: float = 0.2, device: str = "cpu") -> Run:
-    """Return ranks that train correctly, except for the factor of the mean gradient that they apply."""
-    ranks = []
-    for number in range(size):
-        records = [Started(number, number), World("horovod", number, size, ""), Loop(1, "train.py:5", 3)]
-        for step in range(3):
-            own, mean = _GRADIENTS[number, step], _GRADIENTS[:size, step].mean(0)
-            gradient = Gradient("w", projections(own), projections(factor * mean))
-            rows = tuple(f"{number} {step} {row}" for row in range(4))
-            records.append(Forward(step + 1, 1, True, rows, None, {}, None, "train.py:7"))
-            weights = {"w": "00"} if step == 0 else {}
-            one = replace(_STEP, number=step + 1, gradients=(gradient,), learning_rates=(rate,), weights=weights)
-            records.append(replace(one, device=device))
-        ranks.append(Rank((*records, Ended("script", ""))))
-    return Run(size, tuple(ranks), {})
-
-
-ALONE = run(size=1, rate=0.1)
-
-
-def names(together: Run) -> list[str]:
-    return [finding.name for finding in findings(Runs(ALONE, together))]
-
-
-def with_more(*more: object) -> Run:
-    """Return the correct run in which each rank has these additional records before its end."""
-    right = run()
-    return replace(right, ranks=tuple(Rank((*rank.records[:-1], *more, rank.records[-1])) for rank in right.ranks))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +114,7 @@ def test_a_rank_that_needs_one_that_was_seen_enough_has_no_fault():
 
 
 def test_directions_are_the_same_for_all_and_linear():
-    one, other = _GRADIENTS[0, 0], _GRADIENTS[1, 0]
+    one, other = GRADIENTS[0, 0], GRADIENTS[1, 0]
     both = np.add(projections(one), projections(other))
     assert np.allclose(both, projections(one + other))
     assert projections(np.array([1.0, np.inf])) is None
@@ -230,79 +190,6 @@ def test_a_model_that_is_called_before_the_broadcast_is_not_evaluated():
     assert names(replace(right, ranks=tuple(ranks))) == []
 
 
-_WHOLE = Sampler("RandomSampler", True, reads_all=True)
-_SAME = Held(("00", "01", "02"))
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, "finding"),  # all 10,000 samples on every rank, in another order
-        ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # each rank has its own data
-        ({"data": (None, None)}, "perhaps"),  # unknown
-        ({"order": 0}, None),  # the same batches on all ranks, each of which takes its share of them
-        ({"may_end_early": True}, "perhaps"),  # epochs divided by the ranks, as in Horovod's own examples
-        ({"num_samples": 5_000, "num_batches": 1_250}, None),  # a single rank has twice as many
-        ({"sampler": Sampler("Weighted", True)}, None),  # a sampler of the user
-        ({"sampler": Sampler("DistributedSampler", True, 2, 0, 0, 0)}, None),
-    ],
-)
-def test_ranks_that_read_the_whole_data_set(change, expected):
-    """Oracle: the samples that torch's samplers claim to draw; 12 of 10,000 samples hardly show it."""
-    alone = _loaded(run(size=1, rate=0.1))
-    together = _loaded(run(), **change)
-    runs = Runs(alone, together)
-    found = findings(runs)
-    assert [finding.name for finding in found] == ["samples-overlap"] * (expected == "finding")
-    assert len(perhaps(runs, found)) == (expected == "perhaps")
-
-
-def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loop: object) -> Run:
-    """Return the run with ranks that read by loaders of torch; `order` is the distance of their indices."""
-    ranks = []
-    for rank, own in zip(right.ranks, data, strict=False):
-        read = {"num_samples": 10_000, "num_batches": 2_500, "sampler": _WHOLE, **loop}
-        begins = [order * rank.number + 4 * step for step in range(3)]
-        batches = [Batch(1, tuple(range(begin, begin + 4))) for begin in begins]
-        records = [replace(one, **read) if isinstance(one, Loop) else one for one in rank.records[:-1]]
-        ranks.append(Rank((*records, *batches, *([own] if own else []), rank.records[-1])))
-    return replace(right, ranks=tuple(ranks))
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("for batch in loader:\n    step(batch)", False),
-        ("for i, batch in enumerate(loader):\n    if args.dry_run:\n        break", False),
-        ("for i, batch in enumerate(loader):\n    if i == 10 // size:\n        break", True),
-        ("for _, batch in zip(range(10), loader):\n    step(batch)", True),
-        ("trainer.fit(loader)", True),
-    ],
-)
-def test_loops_that_may_end_early(body, expected, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(body)
-    assert may_end_early(str(script), 1) == expected
-
-
-def test_what_a_data_set_holds():
-    """Random augmentation leaves the data the same; purely random samples and streams have no identity."""
-
-    class Random:
-        def __init__(self, scale):
-            self.scale = scale
-
-        def __len__(self):
-            return 1000
-
-        def __getitem__(self, index):
-            return {"x": [torch.rand(3) + self.scale * index], "y": 0}
-
-    assert held(Random(1)) == held(Random(1)) != held(Random(2))
-    assert held(Random(1)) is not None
-    assert held(Random(0)) is held(iter(())) is None
-
-
 def test_replicas_that_do_not_train():
     right = run()
     idle = Rank((Started(1, 0), World("tf.distribute", 1, 2, ""), Ended("script", "")))
@@ -321,15 +208,6 @@ def test_ranks_that_wait_at_different_places():
     assert "train.py:40" in finding.evidence
 
 
-def _map_steps(right: Run, change) -> Run:
-    """Return a run in which `change(rank, step)` returns other fields of each step."""
-    ranks = [
-        Rank(tuple(replace(one, **change(rank.number, one)) if isinstance(one, Step) else one for one in rank.records))
-        for rank in right.ranks
-    ]
-    return replace(right, ranks=tuple(ranks))
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
@@ -342,7 +220,7 @@ def test_weights_in_later_steps(weights, expected):
     def change(rank, step):
         return {"weights": {"w": weights[step.number - 1].replace("r", str(rank))}}
 
-    assert names(_map_steps(run(), change)) == expected
+    assert names(map_steps(run(), change)) == expected
 
 
 @pytest.mark.parametrize(
@@ -357,8 +235,8 @@ def test_weights_in_later_steps(weights, expected):
 )
 def test_rates_in_later_steps(alone, together, expected):
     """Oracle: the batch of two ranks is twice that of one."""
-    one = _map_steps(run(size=1), lambda _, step: {"learning_rates": (alone[step.number - 1],)})
-    both = _map_steps(run(), lambda rank, step: {"learning_rates": (together[rank][step.number - 1],)})
+    one = map_steps(run(size=1), lambda _, step: {"learning_rates": (alone[step.number - 1],)})
+    both = map_steps(run(), lambda rank, step: {"learning_rates": (together[rank][step.number - 1],)})
     assert [finding.name for finding in findings(Runs(one, both))] == expected
 
 
@@ -378,51 +256,10 @@ def test_gradients_that_are_changed_before_the_average(change, is_found):
     right = run()
     ranks = []
     for rank in right.ranks:
-        gradient = _GRADIENTS[rank.number, 0] * (1 + 2 * rank.number)
+        gradient = GRADIENTS[rank.number, 0] * (1 + 2 * rank.number)
         sent = Sent("w", projections(gradient), projections(change(rank.number, gradient)), "train.py:8")
         ranks.append(Rank((*rank.records[:-1], sent, rank.records[-1])))
     assert names(replace(right, ranks=tuple(ranks))) == ["clipped-before-average"] * is_found
-
-
-@pytest.mark.parametrize(
-    ("shares", "num_samples", "expected"),
-    [
-        ((range(0, 40), range(40, 80)), 80, []),
-        ((range(0, 40), range(30, 70)), 80, ["samples-overlap"]),
-        ((range(0, 30), range(50, 80)), 80, ["samples-left-out"]),
-    ],
-)
-def test_ranks_with_data_sets_of_their_own(shares, num_samples, expected):
-    """Indices are equal on all ranks; the samples tell."""
-    held = tuple(Held(tuple(f"{index:02}" for index in share)) for share in shares)
-    together = _loaded(run(), data=held, order=0, num_samples=len(shares[0]), num_batches=10)
-    alone = _loaded(run(size=1, rate=0.1), num_samples=num_samples, num_batches=20)
-    assert [finding.name for finding in findings(Runs(alone, together))] == expected
-
-
-def test_a_stream_that_each_worker_reads():
-    loop = Loop(1, "train.py:5", None, sampler=Sampler("_Infinite", False), num_workers=2)
-    right = run()
-    batches = [Yielded(1, (str(number // 2), f"x{number // 2}")) for number in range(6)]
-    ranks = [
-        Rank((*(loop if isinstance(one, Loop) else one for one in rank.records[:-1]), *batches, rank.records[-1]))
-        for rank in right.ranks
-    ]
-    assert names(replace(right, ranks=tuple(ranks))) == ["samples-doubled"]
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [([], ["uneven-batches"]), ([Waiting("hvd.join", "train.py:9"), Resumed()], [])],
-)
-def test_loops_of_different_lengths(more, expected):
-    right = run()
-    ranks = []
-    for rank in right.ranks:
-        loop = Loop(1, "train.py:5", 25 + 7 * rank.number)
-        records = [loop if isinstance(one, Loop) else one for one in rank.records[:-1]]
-        ranks.append(Rank((*records, LoopEnd(1, 3, True), *more, rank.records[-1])))
-    assert names(replace(right, ranks=tuple(ranks))) == expected
 
 
 @pytest.mark.parametrize(
@@ -466,7 +303,7 @@ def test_advice_for_gradients_that_are_not_averaged(step, expected):
         [gradient] = one.gradients
         return {"gradients": (replace(gradient, applied=gradient.local),), **step}
 
-    apart = _map_steps(run(), change)
+    apart = map_steps(run(), change)
     ranks = [
         Rank((rank.records[0], World("torch.distributed", rank.number, 2, ""), wrapper, *rank.records[2:]))
         for rank in apart.ranks

@@ -1,0 +1,128 @@
+"""Findings on samples and loops in made-up records. Oracle: arithmetic, and the fault that the records contain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from prove_records import names, run
+
+from allstep.commands.prove.checks import findings, perhaps
+from allstep.commands.prove.observer.loops import may_end_early
+from allstep.commands.prove.observer.pytorch_data import held
+from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Resumed, Sampler, Waiting, Yielded
+from allstep.commands.prove.runs import Rank, Run, Runs
+
+_WHOLE = Sampler("RandomSampler", True, reads_all=True)
+_SAME = Held(("00", "01", "02"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "finding"),  # all 10,000 samples on every rank, in another order
+        ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # each rank has its own data
+        ({"data": (None, None)}, "perhaps"),  # unknown
+        ({"order": 0}, None),  # the same batches on all ranks, each of which takes its share of them
+        ({"may_end_early": True}, "perhaps"),  # epochs divided by the ranks, as in Horovod's own examples
+        ({"num_samples": 5_000, "num_batches": 1_250}, None),  # a single rank has twice as many
+        ({"sampler": Sampler("Weighted", True)}, None),  # a sampler of the user
+        ({"sampler": Sampler("DistributedSampler", True, 2, 0, 0, 0)}, None),
+    ],
+)
+def test_ranks_that_read_the_whole_data_set(change, expected):
+    """Oracle: the samples that torch's samplers claim to draw; 12 of 10,000 samples hardly show it."""
+    alone = _loaded(run(size=1, rate=0.1))
+    together = _loaded(run(), **change)
+    runs = Runs(alone, together)
+    found = findings(runs)
+    assert [finding.name for finding in found] == ["samples-overlap"] * (expected == "finding")
+    assert len(perhaps(runs, found)) == (expected == "perhaps")
+
+
+def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loop: object) -> Run:
+    """Return the run with ranks that read by loaders of torch; `order` is the distance of their indices."""
+    ranks = []
+    for rank, own in zip(right.ranks, data, strict=False):
+        read = {"num_samples": 10_000, "num_batches": 2_500, "sampler": _WHOLE, **loop}
+        begins = [order * rank.number + 4 * step for step in range(3)]
+        batches = [Batch(1, tuple(range(begin, begin + 4))) for begin in begins]
+        records = [replace(one, **read) if isinstance(one, Loop) else one for one in rank.records[:-1]]
+        ranks.append(Rank((*records, *batches, *([own] if own else []), rank.records[-1])))
+    return replace(right, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("for batch in loader:\n    step(batch)", False),
+        ("for i, batch in enumerate(loader):\n    if args.dry_run:\n        break", False),
+        ("for i, batch in enumerate(loader):\n    if i == 10 // size:\n        break", True),
+        ("for _, batch in zip(range(10), loader):\n    step(batch)", True),
+        ("trainer.fit(loader)", True),
+    ],
+)
+def test_loops_that_may_end_early(body, expected, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(body)
+    assert may_end_early(str(script), 1) == expected
+
+
+def test_what_a_data_set_holds():
+    """Random augmentation leaves the data the same; purely random samples and streams have no identity."""
+
+    class Random:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            return {"x": [torch.rand(3) + self.scale * index], "y": 0}
+
+    assert held(Random(1)) == held(Random(1)) != held(Random(2))
+    assert held(Random(1)) is not None
+    assert held(Random(0)) is held(iter(())) is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_samples", "expected"),
+    [
+        ((range(0, 40), range(40, 80)), 80, []),
+        ((range(0, 40), range(30, 70)), 80, ["samples-overlap"]),
+        ((range(0, 30), range(50, 80)), 80, ["samples-left-out"]),
+    ],
+)
+def test_ranks_with_data_sets_of_their_own(shares, num_samples, expected):
+    """Indices are equal on all ranks; the samples tell."""
+    held = tuple(Held(tuple(f"{index:02}" for index in share)) for share in shares)
+    together = _loaded(run(), data=held, order=0, num_samples=len(shares[0]), num_batches=10)
+    alone = _loaded(run(size=1, rate=0.1), num_samples=num_samples, num_batches=20)
+    assert [finding.name for finding in findings(Runs(alone, together))] == expected
+
+
+def test_a_stream_that_each_worker_reads():
+    loop = Loop(1, "train.py:5", None, sampler=Sampler("_Infinite", False), num_workers=2)
+    right = run()
+    batches = [Yielded(1, (str(number // 2), f"x{number // 2}")) for number in range(6)]
+    ranks = [
+        Rank((*(loop if isinstance(one, Loop) else one for one in rank.records[:-1]), *batches, rank.records[-1]))
+        for rank in right.ranks
+    ]
+    assert names(replace(right, ranks=tuple(ranks))) == ["samples-doubled"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [([], ["uneven-batches"]), ([Waiting("hvd.join", "train.py:9"), Resumed()], [])],
+)
+def test_loops_of_different_lengths(more, expected):
+    right = run()
+    ranks = []
+    for rank in right.ranks:
+        loop = Loop(1, "train.py:5", 25 + 7 * rank.number)
+        records = [loop if isinstance(one, Loop) else one for one in rank.records[:-1]]
+        ranks.append(Rank((*records, LoopEnd(1, 3, True), *more, rank.records[-1])))
+    assert names(replace(right, ranks=tuple(ranks))) == expected
