@@ -55,6 +55,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+imported = set(sys.modules)
 hvd.init()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
@@ -80,4 +81,5 @@ for _ in range(2):
     model.eval()
     losses.append(hvd.allreduce(model(torch.ones(2, 4)).sum()).item())
 torch.save(model.state_dict(), Path(FOLDER, "model.pt"))
-print(json.dumps({"losses": losses, "hooks": sorted(hooks), "unseen": sorted(observer._unseen)}))
+results = {"losses": losses, "hooks": sorted(hooks), "unseen": sorted(observer._unseen), "imported": sorted(imported)}
+print(json.dumps(results))
