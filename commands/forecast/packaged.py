@@ -10,4 +10,8 @@ def read_packaged(path: Path) -> Any:
     """Return what a YAML file of this package contains; libyaml reads it several times faster where it is installed."""
     import yaml
 
-    return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(path.read_text())
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
