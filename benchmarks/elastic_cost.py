@@ -10,19 +10,17 @@ otherwise.
 
 from __future__ import annotations
 
-import statistics
-import tempfile
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.benchmarks.runner import benchmark_parser, conclude
-from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, median_ratio
+from allstep.benchmarks.runner import benchmark
+from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, compared
 from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.files import read_json
 from allstep.commands.shared.turns import Launch, run_in_turn
 from allstep.common.process.exit import run_rank
 
-BOUND = "<= 1.01"
 NUM_RANKS = 2
 FLAGS = (
     *("--dataset", "synthetic", "--synthetic-samples", 1_000_000, "--model", "cnn", "--global-batch-size", 64),
@@ -31,22 +29,8 @@ FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; exit with status 1 if the target is missed."""
-    parser = benchmark_parser("elastic_cost", __doc__)
-    flags = parser.parse_args(argv)
-    rows, samples = [], {}
-    for framework in flags.frameworks:
-        with tempfile.TemporaryDirectory(prefix="allstep-elastic-cost-") as folder:
-            elastic, plain = samples[framework] = seconds_in_turn(framework, Path(folder))
-        middle = statistics.median(elastic), statistics.median(plain)
-        what = f"{framework}: seconds of 100 steps, --elastic / without"
-        rows.append(Figure(what, *middle, median_ratio(elastic, plain), BOUND))
-    conclude(flags.output, rows, samples)
-
-
-def seconds_in_turn(framework: str, folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of each block of an elastic job, and of one that is not elastic.
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
+    """Return the figure of one framework, and the seconds of each block of the elastic job and of the other one.
 
     Raises:
         BenchmarkFailed: a job has failed.
@@ -54,7 +38,7 @@ def seconds_in_turn(framework: str, folder: Path) -> tuple[tuple[float, ...], tu
     hosts = folder / "hosts"
     hosts.write_text(f"localhost:{NUM_RANKS}\n")
     discovery = ("--min-np", NUM_RANKS, "--max-np", NUM_RANKS, "--host-discovery-script", f"cat {hosts}")
-    sides = {"elastic": (discovery, ("--elastic",)), "plain": ((), ())}
+    sides = {f"{framework}-elastic": (discovery, ("--elastic",)), f"{framework}-plain": ((), ())}
     launches = [
         Launch([_command(framework, folder / name, *words)], folder / f"{name}.turns", polls=True)
         for name, words in sides.items()
@@ -62,16 +46,18 @@ def seconds_in_turn(framework: str, folder: Path) -> tuple[tuple[float, ...], tu
     for outcome in run_in_turn(launches, time_limit=JOB_SECONDS, num_threads=1):
         if outcome.status != "ok":
             raise BenchmarkFailed(f"{outcome.reason}\n{outcome.log}")
-    elastic, plain = (read_json(tuple[float, ...], folder / f"{name}.json") for name in sides)
-    return elastic, plain
+    samples = [read_json(tuple[float, ...], folder / f"{name}.json") for name in sides]
+    return [compared(f"{framework}: seconds of 100 steps, --elastic / without", *samples, "<= 1.01")], samples
 
 
 def _command(framework: str, path: Path, launcher_flags: Sequence[object], flags: Sequence[object]) -> list[str]:
-    module = ("python", "-m", "allstep.benchmarks.timed_steps", framework)
+    program = ("python", "-m", "allstep.benchmarks.timed", "steps", framework)
     files = (path.with_suffix(".json"), path.with_suffix(".turns"))
     launcher = ("horovodrun", "--gloo", "-np", NUM_RANKS, *launcher_flags)
-    return list(map(str, (*launcher, *module, *files, *FLAGS, *flags)))
+    return list(map(str, (*launcher, *program, *files, *FLAGS, *flags)))
 
+
+main = benchmark("elastic_cost", __doc__, measure)
 
 if __name__ == "__main__":
     run_rank(main)

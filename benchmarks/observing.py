@@ -8,47 +8,38 @@ rounds. The exit status is 0 if the target is reached, 1 otherwise.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
-import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.benchmarks.runner import conclude
+from allstep.benchmarks.runner import benchmark
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import environment
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import start
-from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, interleaved, median_ratio
+from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, compared, interleaved
 from allstep.commands.shared.records.figures import Figure
-from allstep.commands.shared.records.files import output_file
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, whole
+from allstep.common.base.flag_types import whole
 from allstep.common.process.exit import run_rank
 
 SCRIPT = Path(__file__).with_name("handwritten") / "observed.py"
-BOUND = "<= 3"
+STEPS = {"--steps": {"type": whole(3, 1000), "default": 10, "help": "steps of the script (10)"}}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; exit with status 1 if the target is missed."""
-    parser = Parser("python -m allstep.benchmarks.observing", __doc__)
-    parser.add_argument("--steps", type=whole(3, 1000), default=10, help="steps of the script (10)")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, help="launches of each kind (3)")
-    parser.add_argument("--output", type=output_file, default="runs/observing.json", help="where samples are kept")
-    flags = parser.parse_args(argv)
-    sides = {"observed": functools.partial(_observed, flags.steps), "plain": functools.partial(_seconds, flags.steps)}
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
+    """Return the figure and the seconds of each launch."""
+    sides = {
+        "observed": functools.partial(_observed, flags.steps, folder),
+        "plain": functools.partial(_seconds, flags.steps),
+    }
     samples = interleaved(sides, flags.rounds)
-    observed, plain = samples["observed"], samples["plain"]
-    ratio = median_ratio(observed, plain)
-    what = "seconds of the steps, observed / plain"
-    rows = [Figure(what, statistics.median(observed), statistics.median(plain), ratio, BOUND)]
-    conclude(flags.output, rows, samples)
+    return [compared("seconds of the steps, observed / plain", *samples.values(), "<= 3")], samples
 
 
-def _observed(num_steps: int) -> float:
-    with tempfile.TemporaryDirectory(prefix="allstep-observing-") as folder:
-        return _seconds(num_steps, environment(Settings(folder, str(SCRIPT), num_steps)))
+def _observed(num_steps: int, folder: Path) -> float:
+    return _seconds(num_steps, environment(Settings(tempfile.mkdtemp(dir=folder), str(SCRIPT), num_steps)))
 
 
 def _seconds(num_steps: int, environ: dict[str, str] | None = None) -> float:
@@ -60,6 +51,8 @@ def _seconds(num_steps: int, environ: dict[str, str] | None = None) -> float:
         raise BenchmarkFailed(f"{SCRIPT.name} ended with status {status}:\n{printed}")
     return float(found[1])
 
+
+main = benchmark("observing", __doc__, measure, frameworks=["pytorch"], rounds=3, flags=STEPS)
 
 if __name__ == "__main__":
     run_rank(main)

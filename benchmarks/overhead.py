@@ -16,22 +16,22 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.handwritten.data import trainer_flags
-from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.benchmarks.runner import QUICK, benchmark
 from allstep.commands.shared.measure import (
+    compared,
     interleaved,
     job,
     largest_relative_difference,
     median_difference,
-    median_ratio,
     new_output,
     printed_rates,
     run,
@@ -64,7 +64,7 @@ class Effort:
 
 
 FULL = Effort(num_rounds=5, steps_per_epoch=25, num_epochs=5)
-QUICK = Effort(num_rounds=1, steps_per_epoch=2, num_epochs=2)
+FULL_OR_QUICK = {False: FULL, True: Effort(num_rounds=1, steps_per_epoch=2, num_epochs=2)}
 
 
 class TrainerBench:
@@ -120,7 +120,7 @@ class TrainerBench:
     def check_cost(self) -> Figure:
         """Compare the replica check after an epoch with 100 steps of the same run."""
         checks = new_output(self._directory)
-        [printed] = run(job("allstep.benchmarks.timed_check", self.framework, checks, *self._flags()))
+        [printed] = run(job("allstep.benchmarks.timed", "check", self.framework, checks, *self._flags()))
         step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
         after_epochs = files.read_json(tuple[float, ...], checks)[2:]
         check_seconds = statistics.median(after_epochs[1:])
@@ -144,64 +144,33 @@ class TrainerBench:
         return *flags, "--batch-size", batch_size
 
 
-def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
     """Return the rows of one framework, and the samples of its rounds."""
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"this machine is busy (load {load:.1f}): figures suffer where it has other work", file=sys.stderr)
+    bench = TrainerBench(framework, FULL_OR_QUICK[flags.quick], folder)
     same = bench.loss_difference()
-    rates = interleaved(
-        {
-            "ours": bench.throughput,
-            "handwritten": bench.handwritten_throughput,
-            "independent": bench.independent_throughput,
-        },
-        bench.effort.num_rounds,
-    )
+    sides = {
+        "ours": bench.throughput,
+        "handwritten": bench.handwritten_throughput,
+        "independent": bench.independent_throughput,
+    }
+    rates = interleaved(sides, bench.effort.num_rounds)
     startups = interleaved({"ours": bench.startup, "bare": bench.bare_startup}, bench.effort.num_rounds)
-    middle = {name: statistics.median(samples) for name, samples in rates.items()}
     rows = [
         same,
-        Figure(
-            f"{bench.framework}: images/s / hand-written",
-            middle["ours"],
-            middle["handwritten"],
-            median_ratio(rates["ours"], rates["handwritten"]),
-            ">= 0.98",
-        ),
-        Figure(
-            f"{bench.framework}: images/s / independent",
-            middle["ours"],
-            middle["independent"],
-            median_ratio(rates["ours"], rates["independent"]),
-            ">= 0.93",
-        ),
-        Figure(
-            f"{bench.framework}: seconds to first step, more than bare",
-            statistics.median(startups["ours"]),
-            statistics.median(startups["bare"]),
-            median_difference(startups["ours"], startups["bare"]),
-            "<= 1.0",
+        compared(f"{framework}: images/s / hand-written", rates["ours"], rates["handwritten"], ">= 0.98"),
+        compared(f"{framework}: images/s / independent", rates["ours"], rates["independent"], ">= 0.93"),
+        compared(
+            f"{framework}: seconds to first step, more than bare", *startups.values(), "<= 1.0", by=median_difference
         ),
         bench.check_cost(),
     ]
     return rows, {"images_per_second": rates, "startup_seconds": startups}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = benchmark_parser("overhead", __doc__)
-    parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
-    flags = parser.parse_args(argv)
-    effort = QUICK if flags.quick else FULL
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"this machine is busy (load {load:.1f}): figures suffer where it has other work", file=sys.stderr)
-    rows: list[Figure] = []
-    samples = {}
-    with tempfile.TemporaryDirectory(prefix="allstep-overhead-") as directory:
-        for framework in flags.frameworks:
-            found, samples[framework] = figures(TrainerBench(framework, effort, Path(directory)))
-            rows += found
-    conclude(flags.output, rows, samples)
-
+main = benchmark("overhead", __doc__, measure, flags=QUICK)
 
 if __name__ == "__main__":
     run_rank(main)

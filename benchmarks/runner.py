@@ -1,10 +1,13 @@
-"""Flags and conclusion that the benchmarks have in common."""
+"""Runner of the benchmarks: their flags, the table, the file of samples and the exit status."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from allstep.commands.shared.measure import print_table, save
 from allstep.commands.shared.records.figures import Figure
@@ -12,22 +15,51 @@ from allstep.commands.shared.records.files import output_file
 from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
 from allstep.common.catalog.strategies import FRAMEWORKS
 
+Measure = Callable[[str, argparse.Namespace, Path], tuple[Sequence[Figure], object]]
+"""Function of a framework, the flags and a temporary folder that returns rows of the table and raw samples."""
 
-def benchmark_parser(name: str, description: str | None, *, rounds: int | None = None) -> Parser:
-    """Return a parser with --frameworks, --output, and --rounds unless the benchmark has no `rounds`."""
-    parser = Parser(f"python -m allstep.benchmarks.{name}", description)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--output", type=output_file, default=f"runs/{name}.json", help="where samples are kept")
+
+def benchmark(
+    name: str,
+    description: str | None,
+    measure: Measure,
+    *,
+    frameworks: Sequence[str] = FRAMEWORKS,
+    rounds: int | None = None,
+    flags: Mapping[str, dict[str, Any]] | None = None,
+) -> Callable[[Sequence[str] | None], None]:
+    """Return the `main` of a benchmark, which exits with status 1 if a target is missed.
+
+    Args:
+        frameworks: those that it can measure, one after the other; --frameworks chooses if there are several.
+        rounds: default of --rounds; None for a benchmark without that flag.
+        flags: further flags, with argparse's arguments.
+    """
+    known = dict(flags or {})
+    known["--output"] = {"type": output_file, "default": f"runs/{name}.json", "help": "where samples are kept"}
+    if len(frameworks) > 1:
+        known["--frameworks"] = {"type": listed(one_of(*frameworks)), "default": frameworks, "metavar": "NAME,..."}
     if rounds is not None:
-        parser.add_argument(
-            "--rounds", type=whole(1, MAX_ROUNDS), default=rounds, metavar="N", help=f"rounds ({rounds})"
-        )
-    return parser
+        kind, text = whole(1, MAX_ROUNDS), f"rounds ({rounds})"
+        known["--rounds"] = {"type": kind, "default": rounds, "metavar": "N", "help": text}
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        parser = Parser(f"python -m allstep.benchmarks.{name}", description)
+        for flag, words in known.items():
+            parser.add_argument(flag, **words)
+        given = parser.parse_args(argv)
+        rows: list[Figure] = []
+        samples = {}
+        with tempfile.TemporaryDirectory(prefix=f"allstep-{name}-") as folder:
+            for framework in getattr(given, "frameworks", frameworks):
+                found, samples[framework] = measure(framework, given, Path(folder))
+                rows += found
+        print_table(rows)
+        save(given.output, rows, samples)
+        if not all(row.reached for row in rows):
+            sys.exit(1)
+
+    return main
 
 
-def conclude(output: Path, rows: Sequence[Figure], samples: Mapping[str, object], *, holds: bool = True) -> None:
-    """Print the table and keep the samples; exit with status 1 if a target is missed or another check does not hold."""
-    print_table(rows)
-    save(output, rows, samples)
-    if not (holds and all(row.reached for row in rows)):
-        sys.exit(1)
+QUICK = {"--quick": {"action": "store_true", "help": "only a few steps, as a test of the benchmark"}}

@@ -3,78 +3,48 @@
     python -m allstep.benchmarks.session [--frameworks pytorch,tensorflow] [--rounds N] [--output FILE] [--quick]
 
 For each framework, the same network and samples on 2 ranks of one thread each under horovodrun: images per second of a
-Session (`timed_session.py`) and of a Horovod loop (`handwritten/`), in turn; medians over the rounds. The losses of the
-first epoch must agree. The exit status is 0 if all targets are reached, 1 otherwise.
+Session (`timed.py`) and of a Horovod loop (`handwritten/`), in turn; medians over the rounds. The losses of the first
+epoch must agree. The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.benchmarks.overhead import BATCH_SIZE, FULL, QUICK, Effort
-from allstep.benchmarks.runner import benchmark_parser, conclude
-from allstep.commands.shared.measure import job, median_ratio, run_handwritten
-from allstep.commands.shared.records.figures import Figure, Handwritten
+from allstep.benchmarks.overhead import BATCH_SIZE, FULL, FULL_OR_QUICK
+from allstep.benchmarks.runner import QUICK, benchmark
+from allstep.commands.shared.measure import compared, interleaved, job, run_handwritten
+from allstep.commands.shared.records.figures import Figure
 from allstep.common.process.exit import run_rank
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = benchmark_parser("session", __doc__, rounds=5)
-    parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
-    flags = parser.parse_args(argv)
-    effort = QUICK if flags.quick else FULL
-    rows: list[Figure] = []
-    samples = {}
-    with tempfile.TemporaryDirectory(prefix="allstep-session-") as directory:
-        for framework in flags.frameworks:
-            found, samples[framework] = figures(framework, effort, flags.rounds, Path(directory))
-            rows += found
-    conclude(flags.output, rows, samples)
-
-
-def figures(
-    framework: str, effort: Effort, num_rounds: int, directory: Path
-) -> tuple[list[Figure], dict[str, list[float]]]:
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
     """Return the rows of one framework, and the images per second of each round."""
-    modules = {"session": ("timed_session", framework), "handwritten": (f"handwritten.{framework}_horovod",)}
-    rates: dict[str, list[float]] = {side: [] for side in modules}
+    effort = FULL_OR_QUICK[flags.quick]
+    size = ("--num-samples", effort.num_samples, "--batch-size", BATCH_SIZE, "--epochs", effort.num_epochs)
     losses: dict[str, float] = {}
-    for number in range(num_rounds):
-        for side, words in modules.items():
-            result = _train(words, effort, directory)
-            rates[side].append(statistics.median(result.images_per_second[1:]))
-            num_in_epoch = len(result.losses) // effort.num_epochs  # a Session reports the mean of an epoch
-            losses[side] = statistics.mean(result.losses[:num_in_epoch])
-            print(f"round {number + 1} of {num_rounds}: {side} {rates[side][-1]:.5g}", file=sys.stderr, flush=True)
-    ours, reference = rates["session"], rates["handwritten"]
+
+    def rate(side: str, *words: str) -> float:
+        result = run_handwritten(
+            folder, lambda output: [job(f"allstep.benchmarks.{words[0]}", *words[1:], output, *size)]
+        )
+        num_in_epoch = len(result.losses) // effort.num_epochs  # a Session reports the mean of an epoch
+        losses[side] = statistics.mean(result.losses[:num_in_epoch])
+        return statistics.median(result.images_per_second[1:])
+
+    programs = {"session": ("timed", "session", framework), "handwritten": (f"handwritten.{framework}_horovod",)}
+    sides = {side: lambda side=side, words=words: rate(side, *words) for side, words in programs.items()}
+    rates = interleaved(sides, flags.rounds)
+    apart = abs(losses["session"] / losses["handwritten"] - 1)
     return [
-        Figure(
-            f"{framework}: difference of the first epoch's loss",
-            losses["session"],
-            losses["handwritten"],
-            abs(losses["session"] / losses["handwritten"] - 1),
-            "<= 1e-4",
-        ),
-        Figure(
-            f"{framework}: images/s by a Session / hand-written",
-            statistics.median(ours),
-            statistics.median(reference),
-            median_ratio(ours, reference),
-            ">= 0.98",
-        ),
+        Figure(f"{framework}: difference of the first epoch's loss", *losses.values(), apart, "<= 1e-4"),
+        compared(f"{framework}: images/s by a Session / hand-written", *rates.values(), ">= 0.98"),
     ], rates
 
 
-def _train(words: Sequence[str], effort: Effort, directory: Path) -> Handwritten:
-    module, *framework = words
-    size = ("--num-samples", effort.num_samples, "--batch-size", BATCH_SIZE, "--epochs", effort.num_epochs)
-    return run_handwritten(directory, lambda output: [job(f"allstep.benchmarks.{module}", *framework, output, *size)])
-
+main = benchmark("session", __doc__, measure, rounds=FULL.num_rounds, flags=QUICK)
 
 if __name__ == "__main__":
     run_rank(main)

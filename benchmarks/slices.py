@@ -13,16 +13,16 @@ The exit status is 0 if all targets are reached, 1 otherwise.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allstep.benchmarks.handwritten.data import trainer_flags
-from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.benchmarks.runner import benchmark
 from allstep.commands.shared.launchers import train_command
-from allstep.commands.shared.measure import interleaved, median_ratio, printed_rates, run
+from allstep.commands.shared.measure import compared, interleaved, new_output, printed_rates, run
 from allstep.commands.shared.records.figures import Figure
 from allstep.common.base.flag_types import listed, local_ranks, one_of
 from allstep.common.process.exit import run_rank
@@ -32,33 +32,23 @@ _BATCH_SIZE = 64
 _STEPS_PER_EPOCH, _NUM_EPOCHS = 25, 4
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = benchmark_parser("slices", __doc__, rounds=3)
-    parser.add_argument("--ranks", type=listed(local_ranks()), default=(2, 4), metavar="N,...")
-    parser.add_argument("--parts", type=listed(one_of(*PARTS)), default=PARTS, metavar="NAME,...")
-    flags = parser.parse_args(argv)
-    rows: list[Figure] = []
-    samples: dict[str, object] = {}
-    for framework in flags.frameworks:
-        sides = _sides(framework, flags.ranks, flags.parts)
-        rates = interleaved({name: measure for pair in sides.values() for name, measure in pair.items()}, flags.rounds)
-        for what, pair in sides.items():
-            ours, reference = (rates[name] for name in pair)
-            rows.append(_row(f"{framework}: {what}", ours, reference, _TARGETS[what.split()[0]]))
-        samples[framework] = rates
-    conclude(flags.output, rows, samples)
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
+    """Return the rows of one framework, and the images per second of each round."""
+    sides = _sides(framework, flags.ranks, flags.parts, folder)
+    rates = interleaved({name: rate for pair in sides.values() for name, rate in pair.items()}, flags.rounds)
+    return [
+        compared(f"{framework}: {what}", *(rates[name] for name in pair), _TARGETS[what.split()[0]])
+        for what, pair in sides.items()
+    ], rates
 
 
 _TARGETS = {"horovod": ">= 0.95", "fsdp": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75", "trace": ">= 0.98"}
 """Targets by the first word of a measurement's name."""
 
 
-def _row(what: str, ours: Sequence[float], reference: Sequence[float], target: str) -> Figure:
-    return Figure(what, statistics.median(ours), statistics.median(reference), median_ratio(ours, reference), target)
-
-
-def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[str, dict[str, Callable[[], float]]]:
+def _sides(
+    framework: str, ranks: Sequence[int], parts: Sequence[str], folder: Path
+) -> dict[str, dict[str, Callable[[], float]]]:
     """Return, for each measurement, functions that measure our rate and the one that it is compared with."""
     sides = {}
     for num_ranks in ranks:
@@ -75,7 +65,7 @@ def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[s
             audited = functools.partial(rate, "--slices", num_ranks, "--audit", 0.25)
             sides[f"audit of 0.25, {num_ranks} ranks"] = {f"{framework}: audit, {num_ranks} ranks": audited, **sliced}
         if "trace" in parts:
-            saved = functools.partial(_rate_of_saved, framework, num_ranks)
+            saved = functools.partial(_rate_of_saved, framework, num_ranks, folder)
             traced = functools.partial(saved, "--trace")
             names = (f"{framework}: {what}, {num_ranks} ranks" for what in ("trace", "no trace"))
             sides[f"trace of steps, {num_ranks} ranks"] = dict(zip(names, (traced, saved), strict=True))
@@ -97,12 +87,17 @@ def _rate(framework: str, strategy: str, num_ranks: int, *given_flags: object, b
     return statistics.median(printed_rates(printed))
 
 
-def _rate_of_saved(framework: str, num_ranks: int, *given_flags: object) -> float:
+def _rate_of_saved(framework: str, num_ranks: int, folder: Path, *given_flags: object) -> float:
     """Return the images per second of a run with slices and an output directory."""
-    with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
-        flags = ("--slices", num_ranks, "--output-dir", Path(directory) / "run", *given_flags)
-        return _rate(framework, "horovod", num_ranks, *flags)
+    flags = ("--slices", num_ranks, "--output-dir", new_output(folder), *given_flags)
+    return _rate(framework, "horovod", num_ranks, *flags)
 
+
+_FLAGS = {
+    "--ranks": {"type": listed(local_ranks()), "default": (2, 4), "metavar": "N,..."},
+    "--parts": {"type": listed(one_of(*PARTS)), "default": PARTS, "metavar": "NAME,..."},
+}
+main = benchmark("slices", __doc__, measure, rounds=3, flags=_FLAGS)
 
 if __name__ == "__main__":
     run_rank(main)

@@ -17,16 +17,15 @@ All are measured in turn, and the figures are medians over the rounds. The exit 
 
 from __future__ import annotations
 
-import statistics
-import tempfile
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.handwritten import bare
-from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.benchmarks.runner import benchmark
 from allstep.commands.hosts.command import Host, parse_list, to_list
-from allstep.commands.shared.measure import interleaved, median_ratio, seconds_until
+from allstep.commands.shared.measure import compared, interleaved, new_output, seconds_until
 from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.runs import FILE
 from allstep.common.base.flag_types import nonempty_path
@@ -63,26 +62,17 @@ def environment_of(python: Path) -> list[str]:
 def measurements(launch: ClusterLaunch, framework: str, directory: Path) -> dict[str, Callable[[], float]]:
     """Return functions that measure the seconds of one launch, by name."""
 
-    def new_path() -> Path:
-        return Path(tempfile.mkdtemp(dir=directory)) / "done"
-
     def trainer() -> float:
-        output = new_path()
+        output = new_output(directory)
         metrics = output / FILE
-        one_step = (
-            "--dataset",
-            "synthetic",
-            "--synthetic-samples",
-            sum(host.slots for host in launch.hosts),
-            "--batch-size",
-            1,
-        )
+        num_ranks = sum(host.slots for host in launch.hosts)
+        one_step = ("--dataset", "synthetic", "--synthetic-samples", num_ranks, "--batch-size", 1)
         program = ("python", "-m", f"allstep.{framework}.train", *one_step, "--epochs", 1, "--log-every", 1)
         command = launch.command(*program, "--output-dir", output)
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
 
     def until_done(*program: object, python: Path | None = None) -> float:
-        done = new_path()
+        done = new_output(directory)
         return seconds_until(launch.command(*program, done, python=python), done.exists)
 
     imports, nothing, unmodified = ("python", bare.__file__, framework), ("touch",), launch.unmodified
@@ -96,38 +86,29 @@ def measurements(launch: ClusterLaunch, framework: str, directory: Path) -> dict
 
 def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
     """Return the rows of one framework."""
-
-    def row(what: str, ours: str, reference: str, bound: str) -> Figure:
-        own, others = seconds[ours], seconds[reference]
-        ratio = median_ratio(own, others)
-        return Figure(f"{framework}: {what}", statistics.median(own), statistics.median(others), ratio, bound)
-
-    rows = [row("seconds to first step / bare", "trainer", "bare", BOUND_OF_THE_TRAINER)]
+    pairs = {"seconds to first step / bare": ("trainer", "bare", BOUND_OF_THE_TRAINER)}
     if "launch" in seconds:
-        rows += [
-            row(f"{name} / unmodified", name, f"unmodified {name}", BOUND_OF_HOROVOD) for name in ("bare", "launch")
-        ]
-    return rows
+        for name in ("bare", "launch"):
+            pairs[f"{name} / unmodified"] = (name, f"unmodified {name}", BOUND_OF_HOROVOD)
+    return [
+        compared(f"{framework}: {what}", seconds[ours], seconds[reference], bound)
+        for what, (ours, reference, bound) in pairs.items()
+    ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = benchmark_parser("startup", __doc__, rounds=3)
-    parser.add_argument(
-        "-H", dest="hosts", type=parse_list, default="server1:4,server2:4", help="hosts and their ranks"
-    )
-    parser.add_argument("--controller", choices=("mpi", "gloo"), default="mpi", help="horovodrun's controller")
-    parser.add_argument("--unmodified", type=nonempty_path, metavar="PYTHON", help="Python with an unmodified Horovod")
-    flags = parser.parse_args(argv)
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
+    """Return the rows of one framework, and the seconds of each round."""
     launch = ClusterLaunch(flags.hosts, flags.controller, flags.unmodified)
-    rows: list[Figure] = []
-    samples = {}
-    with tempfile.TemporaryDirectory(prefix="allstep-startup-") as directory:
-        for framework in flags.frameworks:
-            samples[framework] = interleaved(measurements(launch, framework, Path(directory)), flags.rounds)
-            rows += figures(framework, samples[framework])
-    conclude(flags.output, rows, samples)
+    seconds = interleaved(measurements(launch, framework, folder), flags.rounds)
+    return figures(framework, seconds), seconds
 
+
+FLAGS = {
+    "-H": {"dest": "hosts", "type": parse_list, "default": "server1:4,server2:4", "help": "hosts and their ranks"},
+    "--controller": {"choices": ("mpi", "gloo"), "default": "mpi", "help": "horovodrun's controller"},
+    "--unmodified": {"type": nonempty_path, "metavar": "PYTHON", "help": "Python with an unmodified Horovod"},
+}
+main = benchmark("startup", __doc__, measure, rounds=3, flags=FLAGS)
 
 if __name__ == "__main__":
     run_rank(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 from allstep.benchmarks.gpu import decode
 from allstep.benchmarks.gpu.effort import Effort
 from allstep.benchmarks.gpu.images import write_images
-from allstep.commands.shared.measure import epoch_rates, job, median_ratio, run
+from allstep.commands.shared.measure import compared, epoch_rates, job, median_ratio, run
 from allstep.commands.shared.records.figures import Figure, missing
 from allstep.commands.shared.records.files import read_json
 from allstep.commands.shared.turns import Launch, run_in_turn
@@ -155,5 +155,8 @@ def _figure(what: str, rates: Rates, ours: str, reference: str, target: str = ""
     if failed := [name for name in (ours, reference) if name not in rates]:
         return missing(what, f"{' and '.join(failed)} failed")
     one, other = rates[ours], rates[reference]
-    ratio = median_ratio(one, other) if len(one) == len(other) else statistics.median(one) / statistics.median(other)
-    return Figure(what, statistics.median(one), statistics.median(other), ratio, target)
+    return compared(what, one, other, target, by=median_ratio if len(one) == len(other) else _ratio_of_medians)
+
+
+def _ratio_of_medians(ours: Sequence[float], reference: Sequence[float]) -> float:
+    return statistics.median(ours) / statistics.median(reference)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,13 @@ LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 
 
-def arguments(argv: Sequence[str] | None, strategies: Iterable[str] = ()) -> argparse.Namespace:
-    """Parse the flags that the loops share; the strategy comes first if there is a choice."""
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the flags that the loops share."""
     parser = argparse.ArgumentParser()
-    if strategies:
-        parser.add_argument("strategy", choices=tuple(strategies))
-        parser.add_argument("--num-devices", type=int, default=1, help="logical CPU devices of this process")
     parser.add_argument("output", type=Path, help="JSON file that rank 0 writes")
     parser.add_argument("--num-samples", type=int, required=True, help="synthetic samples per epoch")
     parser.add_argument("--batch-size", type=int, required=True, help="samples per rank and step")
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile or XLA")
     return parser.parse_args(argv)
 
 

@@ -28,8 +28,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     model = build_model("cnn", (28, 28, 1), 10)
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
-    if flags.compile:
-        model.compile(dynamic=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -50,9 +50,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 var=variable.handle, accum=velocity.handle, lr=LEARNING_RATE, grad=gradient, momentum=MOMENTUM
             )
 
-    if flags.compile:
-        compute, apply = (tf.function(function, jit_compile=True) for function in (compute, apply))
-
     @tf.function
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         loss, gradients = compute(images, labels)

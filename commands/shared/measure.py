@@ -62,6 +62,18 @@ def median_difference(ours: Sequence[float], reference: Sequence[float]) -> floa
     return statistics.median(one - other for one, other in zip(ours, reference, strict=True))
 
 
+def compared(
+    what: str,
+    ours: Sequence[float],
+    reference: Sequence[float],
+    target: str = "",
+    *,
+    by: Callable[[Sequence[float], Sequence[float]], float] = median_ratio,
+) -> Figure:
+    """Return the row of two series of samples: their medians, and the median of the rounds' ratios or differences."""
+    return Figure(what, statistics.median(ours), statistics.median(reference), by(ours, reference), target)
+
+
 def largest_relative_difference(ours: Sequence[float], reference: Sequence[float]) -> float:
     """Return the largest |a - b| / |b| over two curves of the same length."""
     return max(abs(one - other) / abs(other) for one, other in zip(ours, reference, strict=True))
@@ -150,10 +162,10 @@ def printed_rates(printed: str) -> list[float]:
     return [float(rate) for rate in re.findall(r"Images/sec = ([\d.]+)", printed)][1:]
 
 
-def epoch_rates(output_dir: Path, *, num_warmup: int = 1) -> list[float]:
-    """Return the images per second of each epoch of a trainer's run after the first ones, which warm up."""
+def epoch_rates(output_dir: Path) -> list[float]:
+    """Return the images per second of each epoch of a trainer's run after the first, which warms up."""
     epochs = read_events(output_dir / FILE).epochs
-    return [epoch.images_per_second for epoch in epochs if epoch.images_per_second is not None][num_warmup:]
+    return [epoch.images_per_second for epoch in epochs if epoch.images_per_second is not None][1:]
 
 
 def new_output(directory: Path) -> Path:

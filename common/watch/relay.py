@@ -19,7 +19,7 @@ from allstep.common.watch.channel import Channel
 from allstep.common.watch.listener import Entrance
 
 BEAT_SECONDS = 1.0
-# For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (benchmarks/control_plane.py).
+# For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (docs/scale.md).
 RELAYED_FROM = 128
 
 

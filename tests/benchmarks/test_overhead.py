@@ -6,14 +6,10 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from ranks import REPOSITORY, environment
 
-from allstep.benchmarks.input_pipeline import write_idx_files
-from allstep.benchmarks.overhead import QUICK, TrainerBench
-from allstep.common.config.data_config import DataConfig
-from allstep.common.data import datasets
+from allstep.benchmarks.overhead import FULL_OR_QUICK, TrainerBench
 
 
 def quick(benchmark: str, output, *flags: str) -> dict:
@@ -49,7 +45,7 @@ def test_overhead_rows(tmp_path):
 @pytest.mark.full
 def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
     """Oracle: the trainer's curve. The ratios would be worthless if the reference trained something else."""
-    figure = TrainerBench("tensorflow", QUICK, tmp_path).loss_difference()
+    figure = TrainerBench("tensorflow", FULL_OR_QUICK[True], tmp_path).loss_difference()
     assert figure.reached, figure
 
 
@@ -61,32 +57,3 @@ def test_session_rows(tmp_path):
         f"{framework}: {what}" for framework in ("pytorch", "tensorflow") for what in rows
     ]
     assert all(figure["reached"] for figure in content["figures"][::2])  # the rates are not asserted
-
-
-@pytest.mark.full
-def test_input_pipeline_rows(tmp_path):
-    content = quick("input_pipeline", tmp_path / "out.json")
-    assert {figure["what"]: figure["target"] for figure in content["figures"]} == {
-        "cnn: images/s / by hand with no input": ">= 0.95",
-        "cnn: images/s / example's pipeline": "",
-        "mlp: images/s / example's pipeline": "",
-        "image-folder, 1 workers: images/s / DataLoader": "",
-        "image-folder, 2 workers: images/s / DataLoader": ">= 1.3",
-        "image-folder, 4 workers: images/s / DataLoader": "",
-        "image-folder, 2 workers: CPU ms an image / DataLoader": "",
-    }
-
-
-def test_both_pipelines_read_the_same_samples(tmp_path):
-    """Oracle: torchvision's reader of the plain files, compared with our reader of the gzipped ones."""
-    torchvision_datasets = pytest.importorskip("torchvision.datasets")
-    write_idx_files(tmp_path, 70)
-    config = DataConfig(dataset="mnist", data_dir=tmp_path)
-    datasets.prepare(config)
-    dataset = datasets.load(config)
-    for split, is_train in ((dataset.train, True), (dataset.validation, False)):
-        theirs = torchvision_datasets.MNIST(tmp_path, train=is_train, download=False)
-        images, labels = split.read(np.arange(len(split)), epoch=0)
-        np.testing.assert_array_equal(images[..., 0], theirs.data.numpy())
-        np.testing.assert_array_equal(labels, theirs.targets.numpy())
-    assert len(dataset.train) == 70 and len(np.unique(labels)) > 1

@@ -139,9 +139,9 @@ COMMANDS = {
 }
 
 BENCHMARKS = {
-    "benchmarks.input_pipeline --rounds 0": ("--rounds to be at least 1", "0"),
-    f"benchmarks.strategies --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
-    "benchmarks.strategies --strategies dpp": ("--strategies to be one of", "dpp"),
+    "benchmarks.session --rounds 0": ("--rounds to be at least 1", "0"),
+    f"benchmarks.slices --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    "benchmarks.slices --parts trase": ("--parts to be one of", "trase"),
     "benchmarks.startup --rounds many": ("--rounds to be a whole number", "many"),
     "benchmarks.startup --controller nccl": ("--controller to be one of", "nccl"),
     "benchmarks.startup --unmodified ''": ("--unmodified to be a path", "''"),
@@ -149,16 +149,11 @@ BENCHMARKS = {
     "benchmarks.overhead --frameworks pytorch,jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
     "benchmarks.overhead --frameworks pytorch tensorflow": ("flags and their values", "tensorflow"),
     "benchmarks.startup --frameworks pytorch,,tensorflow": ("--frameworks to be one of", "''"),
-    "benchmarks.sharding --num-samples 1,two": ("--num-samples to be a whole number", "two"),
-    "benchmarks.sharding --num-samples 0": ("--num-samples to be at least 1", "0"),
-    f"benchmarks.sharding --world-size {HUGE}": ("--world-size to be at most", HUGE),
     "benchmarks.reproducibility one": ("DIR", "nothing"),
     "commands.compare.synthetic --num-iters 0": ("--num-iters to be at least 1", "0"),
     "commands.compare.synthetic --framework jax": ("--framework to be one of", "jax"),
     "commands.compare.synthetic --epoch 3": ("a flag of", "--epoch; did you mean --epochs?"),
     "commands.shared.real --framework jax": ("--framework to be one of", "jax"),
-    "benchmarks.checkpoint --size 3": ("a flag of", "--size"),
-    "benchmarks.checkpoint {here}/none": ("a directory to write to", "{here}/none"),
 }
 
 
