@@ -17,9 +17,9 @@ import math
 import os
 import re
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -30,8 +30,9 @@ from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_F
 from allstep.common.files import strict_json
 from allstep.common.files.disk import sha256_of
 from allstep.common.files.own_folder import discard, foreign_entries
+from allstep.common.files.records import Whole, from_json
 from allstep.common.files.regular_file import check_memory, read_regular, regular
-from allstep.common.files.schema import Mismatch, brief, closed, list_of, one_of, record, whole
+from allstep.common.files.schema import Mismatch, brief, list_of, one_of, whole
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of checkpoints being written or deleted
@@ -43,6 +44,23 @@ _DTYPE_NAMES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F
 # Valid headers have about a hundred bytes per array.
 _MAX_HEADER_BYTES = 2**24
 _MAX_NAME_CHARACTERS = 1000
+
+
+def _shape(value: Any, where: str) -> None:
+    list_of(whole(), maximum=32)(value, where)
+    # Even for an empty array, NumPy multiplies the sides other than 0.
+    whole()(8 * math.prod(side or 1 for side in value), f"the bytes of {where}")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Header of an array in a safetensors file."""
+
+    CLOSED: ClassVar[bool] = True
+
+    dtype: Annotated[str, one_of(*_DTYPE_NAMES)]
+    shape: Annotated[tuple[int, ...], _shape]
+    data_offsets: tuple[Whole, Whole]
 
 
 class CorruptCheckpoint(UserError):
@@ -230,18 +248,7 @@ def _check_header(data: bytes) -> None:
             raise Mismatch(
                 f"expected printable names of at most {_MAX_NAME_CHARACTERS} characters, received {brief(name)}"
             )
-        _check_entry(entry, brief(name))
-
-
-def _check_shape(value: Any, where: str) -> None:
-    list_of(whole(), maximum=32)(value, where)
-    # Even for an empty array, NumPy multiplies the sides other than 0.
-    whole()(8 * math.prod(side or 1 for side in value), f"the bytes of {where}")
-
-
-_OFFSETS = list_of(whole(), minimum=2, maximum=2)
-_KEYS = ("dtype", "shape", "data_offsets")
-_check_entry = closed(record(dtype=one_of(*_DTYPE_NAMES), shape=_check_shape, data_offsets=_OFFSETS), *_KEYS)
+        from_json(_Entry, entry, brief(name))
 
 
 def is_own_file(name: str) -> bool:

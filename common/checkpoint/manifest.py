@@ -5,55 +5,67 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from allstep.common.base.errors import UserError
-from allstep.common.checkpoint.state import FILES, FRAMEWORKS, OPTIONAL_FILES, Progress
+from allstep.common.checkpoint.state import FILES, OPTIONAL_FILES, Progress
 from allstep.common.files import strict_json
-from allstep.common.files.schema import (
-    Mismatch,
-    brief,
-    closed,
-    mapping,
-    mapping_of,
-    nullable,
-    one_of,
-    record,
-    text,
-    whole,
-)
+from allstep.common.files.records import Count, Whole, from_json
+from allstep.common.files.schema import Mismatch, brief, matching, text
 
 FORMAT_VERSION = 3
 MAX_BYTES = 2**26  # names of classes may be long; damaged or hostile ones must not fill the memory
+
+
+def _time(value: Any, where: str) -> None:
+    text(value, where)
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise Mismatch(f"expected {where} to be a time as ISO 8601 has it, received {brief(value)}") from None
+
+
+def _metric(value: Any, where: str) -> None:
+    if not isinstance(value, float):  # nan and infinities are kept, but never count as best
+        raise Mismatch(f"expected {where} to be a float or null, received {brief(value)}")
 
 
 @dataclass(frozen=True)
 class FileRecord:
     """Size and checksum of a file of the checkpoint."""
 
-    size: int  # bytes
-    sha256: str  # hexadecimal
+    CLOSED: ClassVar[bool] = True
+
+    size: Whole  # bytes
+    sha256: Annotated[str, matching("[0-9a-f]{64}", "64 hexadecimal digits")]
+
+
+@dataclass(frozen=True)
+class _Version:
+    format_version: Count
 
 
 @dataclass(frozen=True)
 class Manifest:
     """Content of a checkpoint except its arrays."""
 
-    sequence: int  # order of writing within an output directory; the highest is the latest
-    created: str  # UTC, ISO 8601
-    metric: float | None  # of validation: accuracy or minus mae, higher is better; None if not measured
-    framework: str
+    CLOSED: ClassVar[bool] = True
+
+    sequence: Whole  # order of writing within an output directory; the highest is the latest
+    created: Annotated[str, _time]  # UTC, ISO 8601
+    metric: Annotated[float, _metric] | None  # of validation: accuracy or minus mae; None if not measured
+    framework: Literal["pytorch", "tensorflow"]
     progress: Progress
+    # `common.training` checks the content of these, and of the description.
     rng: dict[str, Any]
     schedule: dict[str, Any]
     config: dict[str, Any]
     versions: dict[str, str]
     files: dict[str, FileRecord]
-    data: dict[str, str] = field(default_factory=dict)
-    description: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)  # since format 2
+    description: dict[str, Any] = field(default_factory=dict)  # since format 3
 
     @property
     def has_metric(self) -> bool:
@@ -84,7 +96,7 @@ def copied(manifest: Manifest) -> Manifest:
     """
     # Checksum, indentation and copies by dataclasses would make training wait several times as long.
     content = _finite({**vars(manifest), "progress": vars(manifest.progress)})
-    return _manifest_of(_restored(json.loads(json.dumps(content))))
+    return from_json(Manifest, _restored(json.loads(json.dumps(content))), "manifest")
 
 
 def decode(data: bytes) -> Manifest:
@@ -96,73 +108,26 @@ def decode(data: bytes) -> Manifest:
     """
     content = _restored(strict_json.loads(data))
     # Checked before the checksum, which a later format may compute differently.
-    record(format_version=whole(1))(content, "manifest")
-    if content["format_version"] > FORMAT_VERSION:
-        version = content["format_version"]
+    version = from_json(_Version, content, "manifest").format_version
+    if version > FORMAT_VERSION:
         raise NewerFormat(f"has format {version}, this allstep reads up to {FORMAT_VERSION}: update allstep")
     if content.pop("checksum", None) != _checksum(content):
         raise Mismatch("its content does not match its checksum")
     del content["format_version"]
     # The checksum only guards against accidents; a forged manifest must also give a clear error.
-    _check(content, "manifest")
-    return _manifest_of(content)
+    manifest = from_json(Manifest, content, "manifest")
+    files = {file_name(group): group in OPTIONAL_FILES for group in FILES}
+    for name, optional in files.items():
+        if not optional and name not in manifest.files:
+            raise Mismatch(f"expected manifest.files to have {name}, received {brief(sorted(manifest.files))} alone")
+    if more := manifest.files.keys() - files.keys():
+        raise Mismatch(f"expected manifest.files to have {', '.join(files)}, received {brief(min(more))} besides")
+    return manifest
 
 
 def file_name(group: str) -> str:
     """Return the name of the checkpoint's file of that group, or of the constants."""
     return f"{group}.safetensors"
-
-
-def _check_time(value: Any, where: str) -> None:
-    text(value, where)
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        raise Mismatch(f"expected {where} to be a time as ISO 8601 has it, received {brief(value)}") from None
-
-
-def _check_metric(value: Any, where: str) -> None:
-    if not isinstance(value, float):  # nan and infinities are kept, but never count as best
-        raise Mismatch(f"expected {where} to be a float or null, received {brief(value)}")
-
-
-def _check_sha256(value: Any, where: str) -> None:
-    text(value, where)
-    if not re.fullmatch("[0-9a-f]{64}", value):
-        raise Mismatch(f"expected {where} to be 64 hexadecimal digits, received {brief(value)}")
-
-
-def _check_running(value: Any, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Mismatch(f"expected {where} to be a number, received {brief(value)}")
-
-
-_COUNTS = {name: whole() for name in ("epoch", "offset", "step", "samples_seen")}
-_FILE = closed(record(size=whole(), sha256=_check_sha256), "size", "sha256")
-_FILES = {file_name(name): _FILE for name in FILES if name not in OPTIONAL_FILES}
-_OPTIONAL_FILES = {file_name(name): _FILE for name in OPTIONAL_FILES}
-_check = closed(
-    record(
-        {"data": mapping_of(text), "description": mapping},  # since formats 2 and 3
-        sequence=whole(),
-        created=_check_time,
-        metric=nullable(_check_metric),
-        framework=one_of(*FRAMEWORKS),
-        progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
-        # `common.training` checks the content of these, and of the description.
-        rng=mapping,
-        schedule=mapping,
-        config=mapping,
-        versions=mapping_of(text),
-        files=closed(record(_OPTIONAL_FILES, **_FILES), *_FILES, *_OPTIONAL_FILES),
-    ),
-    *(item.name for item in fields(Manifest)),
-)
-
-
-def _manifest_of(content: dict[str, Any]) -> Manifest:
-    files = {name: FileRecord(**entry) for name, entry in content["files"].items()}
-    return Manifest(**{**content, "progress": Progress(**content["progress"]), "files": files})
 
 
 def _checksum(content: dict[str, Any]) -> str:

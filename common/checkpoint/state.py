@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.files.schema import brief
+from allstep.common.files.records import Whole
+from allstep.common.files.schema import Mismatch, brief
 
 # Every array's name starts with one of these groups, and each group has a file in a checkpoint.
 GROUPS = ("model", "optimizer", "ema")
 CONSTANTS = "constants"  # file of the arrays of the network that are not finite; all others are
 FILES = (*GROUPS, CONSTANTS)
 OPTIONAL_FILES = ("ema", CONSTANTS)  # they exist only if they have arrays
-FRAMEWORKS = ("pytorch", "tensorflow")
 # Type that workers export, whatever they compute in. Any other would be cast when it is loaded into a network.
 DTYPE = np.dtype(np.float32)
 
@@ -55,15 +55,22 @@ def described(shape: tuple[int, ...]) -> ArrayShape:
     return shape if isinstance(shape, ArrayShape) else ArrayShape(shape)
 
 
+def _number(value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Mismatch(f"expected {where} to be a number, received {brief(value)}")
+
+
 @dataclass(frozen=True)
 class Progress:
     """Progress of the run, sufficient to resume in mid-epoch on any number of ranks."""
 
-    epoch: int  # completed epochs
-    offset: int  # samples of the current epoch that all ranks together have already seen
-    step: int  # optimizer steps since the start, which name the checkpoint
-    samples_seen: int  # samples since the start, in which the schedule counts
-    running: dict[str, int | float] = field(default_factory=dict)
+    CLOSED: ClassVar[bool] = True
+
+    epoch: Whole  # completed epochs
+    offset: Whole  # samples of the current epoch that all ranks together have already seen
+    step: Whole  # optimizer steps since the start, which name the checkpoint
+    samples_seen: Whole  # samples since the start, in which the schedule counts
+    running: dict[str, Annotated[Any, _number]] = field(default_factory=dict)
     # numbers that a resumed run continues: the sums of the current epoch, cumulative seconds, best metric, ...
 
 

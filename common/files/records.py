@@ -10,7 +10,8 @@
 
 A type is int, float, str, bool, a dataclass, a Literal or Any, or a tuple, a dict with string keys or a union with None
 of these. `Annotated` narrows a type by a shape of `schema`. A field with a default may be missing, and unknown keys are
-ignored. A record may name properties in `DERIVED`, which are written for other programs and not read.
+ignored, unless `CLOSED` is true. A record may name properties in `DERIVED`, which are written for other programs and
+not read.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from allstep.common.files.schema import (
 Record = TypeVar("Record")
 Reader = Callable[[Any, str], Any]
 
+Whole = Annotated[int, whole()]
 Count = Annotated[int, whole(1)]
 Positive = Annotated[float, number(1e-30)]
 NonNegative = Annotated[float, number(0)]
@@ -120,12 +122,15 @@ def _record_reader(kind: Any) -> Reader:
     types = get_type_hints(kind, include_extras=True)
     readers = {field.name: _reader(types[field.name]) for field in fields(kind)}
     required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    is_closed = getattr(kind, "CLOSED", False)
 
     def read(value: Any, where: str) -> Any:
         mapping(value, where)
         for name in required:
             if name not in value:
                 raise Mismatch(f"expected {where} to have {name}, received {brief(sorted(value))} alone")
+        if is_closed and (more := value.keys() - readers.keys()):
+            raise Mismatch(f"expected {where} to have {', '.join(readers)}, received {brief(min(more))} besides")
         return kind(**{
             name: read_field(value[name], f"{where}.{name}") for name, read_field in readers.items() if name in value
         })  # fmt: skip

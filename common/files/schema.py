@@ -124,17 +124,6 @@ def list_of(shape: Shape, *, minimum: int = 0, maximum: int = 10**6) -> Shape:
     return check
 
 
-def mapping_of(shape: Shape) -> Shape:
-    """Return a shape for objects with any keys and values of `shape`."""
-
-    def check(value: Any, where: str) -> None:
-        mapping(value, where)
-        for key, item in value.items():
-            shape(item, f"{where}.{key if key.isidentifier() else brief(key)}")
-
-    return check
-
-
 def record(optional: dict[str, Shape] | None = None, /, **required: Shape) -> Shape:
     """Return a shape for objects with required and optional keys, with a shape for the value of each."""
 
@@ -147,16 +136,5 @@ def record(optional: dict[str, Shape] | None = None, /, **required: Shape) -> Sh
         for key, shape in (optional or {}).items():
             if key in value:
                 shape(value[key], f"{where}.{key}")
-
-    return check
-
-
-def closed(shape: Shape, *keys: str) -> Shape:
-    """Return a shape for objects of `shape` that have no keys other than `keys`."""
-
-    def check(value: Any, where: str) -> None:
-        shape(value, where)
-        if more := value.keys() - set(keys):
-            raise Mismatch(f"expected {where} to have {', '.join(keys)}, received {brief(min(more))} besides")
 
     return check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,17 @@ from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
 from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
+from allstep.common.files.records import NonNegative, Whole, from_json
 from allstep.common.files.regular_file import read_regular, regular
-from allstep.common.files.schema import Mismatch, number, record, text, whole
+from allstep.common.files.schema import Mismatch
 from allstep.common.reporting.base import Reporter, output_dir_errors, write_whole
+
+
+@dataclass(frozen=True)
+class _Event:
+    event: str
+    step: Whole = 0
+    epoch: NonNegative = 0
 
 
 class JsonLines(Reporter):
@@ -81,11 +90,11 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
             num_broken += 1
             continue
         try:
-            _EVENT(event, "a line")
+            found = from_json(_Event, event, "a line")
         except Mismatch as error:
             raise UserError(f"{path} is no run's: {error}; move it out of the output directory") from None
-        reported_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
-        if step and not reported_after and not (event["event"] == "epoch" and event.get("epoch", 0) > epoch):
+        reported_after = found.event == "end" or found.step > step or found.epoch > epoch + 1
+        if step and not reported_after and not (found.event == "epoch" and found.epoch > epoch):
             kept.append(line + b"\n")
     if num_broken:
         _keep_beside(path, num_broken)
@@ -106,5 +115,4 @@ def _keep_beside(path: Path, num_broken: int) -> None:
 
 
 _FIRST = b'{"event": "'
-_EVENT = record({"step": whole(), "epoch": number(0)}, event=text)
 _LARGEST_FILE = 2**30  # bytes: a line for each of several million steps
