@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.common.base.checkout import trainer
+from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.version import VERSION
 from allstep.common.process.exit import run_rank
@@ -139,10 +139,6 @@ def call(arguments: Sequence[str]) -> None:
     importlib.import_module(COMMANDS[name].module).main(rest)
 
 
-def _trainer_line(framework: str) -> str:
-    return " ".join(("python", *trainer(framework)))
-
-
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
@@ -152,7 +148,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            f"To train: {_trainer_line('pytorch')} or {_trainer_line('tensorflow')}, with --help for their flags.",
+            f"To train: {trainer_command('pytorch')} or {trainer_command('tensorflow')}, with --help for their flags.",
         ]
     )
 

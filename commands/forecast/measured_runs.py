@@ -20,7 +20,7 @@ from allstep.commands.forecast.validation import Checked
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, Row
 from allstep.commands.shared.records.runs import FILE, read_events
-from allstep.common.base.checkout import trainer
+from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 from allstep.common.files.schema import Mismatch, brief
@@ -100,7 +100,7 @@ def read_run(directory: Path) -> MeasuredRun:
         raise UserError(
             f"expected a run of an epoch at least with the same batch on each rank, received {len(rates)} epochs with "
             f"{start.global_batch_size} samples on {start.world_size} ranks in {path}; train one by "
-            f"`python {' '.join(trainer('pytorch'))} --output-dir DIR`"
+            f"`{trainer_command('pytorch')} --output-dir DIR`"
         )
     warm = rates[1:] or rates
     measured = [epoch.gradient_noise_scale for epoch in events.epochs if epoch.gradient_noise_scale]

@@ -15,6 +15,7 @@ from allstep.commands.shared.page.figures import Drawing, Line, bars, confusion,
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.figures import BenchmarkResult
 from allstep.commands.shared.records.runs import Epoch
+from allstep.common.base.checkout import trainer
 
 _MAX_CLASSES = 50
 """Classes that a figure can show."""
@@ -226,4 +227,4 @@ def _command(config: Path, run: RecordedRun) -> str:
     launcher = "mpiexec" if run.start.launcher == "PMI" else run.start.launcher
     # Without a launcher, a run starts its ranks itself.
     program = start(launcher if launcher in LAUNCHERS else None, run.start.world_size)
-    return shlex.join([*program, f"{run.start.framework}/train.py", "--config", str(config)])
+    return shlex.join([*program, *trainer(run.start.framework), "--config", str(config)])

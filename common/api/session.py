@@ -125,8 +125,8 @@ def check(*, elastic: bool) -> None:
     """
     if elastic:
         raise UserError(
-            "expected a job of a fixed number of ranks for a Session, received elastic=True; leave it out, or train by "
-            "train.py with --model FILE.py:FUNCTION and --dataset FILE.py:FUNCTION"
+            "expected a job of a fixed number of ranks for a Session, received elastic=True; leave it out, or use "
+            "the trainer with --model FILE.py:FUNCTION and --dataset FILE.py:FUNCTION"
         )
 
 

@@ -22,6 +22,11 @@ def trainer(framework: str) -> tuple[str, ...]:
     return (f"{framework}/train.py",) if in_checkout() else ("-m", f"allstep.{framework}.train")
 
 
+def trainer_command(framework: str) -> str:
+    """Return the line that starts a framework's trainer from here in one process."""
+    return " ".join(("python", *trainer(framework)))
+
+
 def with_trainers_here(text: str) -> str:
     """Return a text with lines to type in which the trainers' files are replaced by modules outside a checkout."""
     for framework in () if in_checkout() else ("pytorch", "tensorflow"):

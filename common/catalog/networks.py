@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.base.flag_types import one_of
 from allstep.common.catalog import user_file
@@ -99,7 +100,7 @@ def check_model(model: str, framework: str) -> None:
     if model not in MODELS and LIBRARIES.get(library, framework) != framework:
         raise UserError(
             f"expected --model to be a network of {TITLES[framework]}, received {model}, which is one of "
-            f"{TITLES[LIBRARIES[library]]}; start {LIBRARIES[library]}/train.py for it"
+            f"{TITLES[LIBRARIES[library]]}; start {trainer_command(LIBRARIES[library])} for it"
         )
     user_file.check(model, "--model")
 

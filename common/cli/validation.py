@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.model_args import check_model_args
@@ -40,7 +41,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
         near = difflib.get_close_matches(config.strategy_name, strategies, n=1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         if framework:
-            hint = f"a strategy of {registry.TITLES[framework]}: start {framework}/train.py for it"
+            hint = f"a strategy of {registry.TITLES[framework]}: start {trainer_command(framework)} for it"
         raise UserError(
             f"expected --strategy to be one of {', '.join(strategies)}, received {quote(config.strategy_name)}; {hint}"
         )

@@ -44,7 +44,7 @@ def check_alone(
     num_processes = tf_config.num_processes(environ.get("TF_CONFIG", ""))
     if num_processes not in (1, placement.world_size):
         raise UserError(
-            f"expected TF_CONFIG with --strategy {' or '.join(tf_config.ROLES)} of tensorflow/train.py alone, received "
+            f"expected TF_CONFIG with --strategy {' or '.join(tf_config.ROLES)} of TensorFlow alone, received "
             f"one of {num_processes} processes for a job of {placement.world_size}; unset it, or give one of these"
         )
     if placement.launcher is None:

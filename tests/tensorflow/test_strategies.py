@@ -215,7 +215,7 @@ REFUSED = {
     "TF_CONFIG is no JSON": ((), ("multi-worker-mirrored",), "{worker}", "expected JSON in TF_CONFIG"),
     "TF_CONFIG and mpirun disagree": ((*MPIRUN, 2), ("multi-worker-mirrored",), ONE_WORKER, "TF_CONFIG to say rank"),
     "TF_CONFIG without a server": ((), ("parameter-server",), ONE_WORKER, "received no chief"),
-    "a strategy of PyTorch": ((), ("ddp",), "", "received ddp; a strategy of PyTorch: start pytorch/train.py for it"),
+    "a strategy of PyTorch": ((), ("ddp",), "", "a strategy of PyTorch: start python pytorch/train.py for it"),
     "a flag of PyTorch": ((), ("horovod", "--comm-hook", "bf16"), "", "--comm-hook with PyTorch alone"),
     "a flag of another strategy": ((), ("horovod", "--num-devices", "2"), "", "--num-devices with --strategy"),
 }  # fmt: skip
