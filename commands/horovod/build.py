@@ -74,13 +74,14 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
     version = label(VERSION, target, patches, digest(target, patches))
     if wheel := prebuilt.fitting(f"horovod-{version}-{_tags()}.whl", cache_folder() / "prebuilt"):
         return wheel
-    prerequisites.check_build()
+    prerequisites.check_platform()
     folder = cache_folder() / build_name(target, patches)
     with _locked(folder / "lock") as lock_fd:
         wheels = list(folder.glob("*.whl"))
         if wheels:
             print(f"  from the cache: {wheels[0]}", flush=True)
             return wheels[0]
+        prerequisites.check_build()
         prerequisites.check_disk(folder, prerequisites.BUILD_GB)
         log = folder / "build.log"
         log.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ BUILD_GB = 1  # Horovod's object files and wheel
 INSTALLED_GB = 0.2  # Horovod and Open MPI
 # torch's wheels are built for this glibc (manylinux_2_28).
 NEEDED_GLIBC = (2, 28)
+COMPILER_ADVICE = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
 
 # torch's headers use concepts and ranges; a compiler that accepts -std=c++20 but lacks them would fail much later.
 CXX20_PROGRAM = """
@@ -121,18 +122,22 @@ def compiler(variable: str, default: str) -> list[str]:
 def check_compiler() -> None:
     """Compile, link and run a C++20 program with the compiler that CMake will use ($CXX, else c++)."""
     command = compiler("CXX", "c++")
-    advice = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
-    for tool in (command[0], compiler("CC", "cc")[0], "make"):
-        if shutil.which(tool) is None:
-            raise UserError(f"expected a C++20 compiler, received none: {tool} is not found; {advice}")
+    _find(command[0], compiler("CC", "cc")[0], "make")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "check.cc"), Path(folder, "check")
         source.write_text(CXX20_PROGRAM)
         compiled = _succeeds([*command, "-std=c++20", str(source), "-o", str(program)])
         if not (compiled and program.exists() and _succeeds([str(program)])):
             raise UserError(
-                f"expected a C++20 compiler, received {shlex.join(command)}, which cannot compile C++20; {advice}"
+                f"expected a C++20 compiler, received {shlex.join(command)}, which cannot compile C++20; "
+                f"{COMPILER_ADVICE}"
             )
+
+
+def _find(*tools: str) -> None:
+    for tool in tools:
+        if shutil.which(tool) is None:
+            raise UserError(f"expected a C++20 compiler, received none: {tool} is not found; {COMPILER_ADVICE}")
 
 
 def _succeeds(command: list[str]) -> bool:
@@ -140,6 +145,11 @@ def _succeeds(command: list[str]) -> bool:
 
 
 def compiler_version() -> str:
-    """Return the first line of the compiler's --version."""
+    """Return the first line of the compiler's --version.
+
+    Raises:
+        UserError: there is no compiler.
+    """
     command = [*compiler("CXX", "c++"), "--version"]
+    _find(command[0])
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
