@@ -19,7 +19,9 @@ _PACKAGES = {"pytorch": ("torch",), "tensorflow": TENSORFLOW}
 def describe(build: HorovodBuild, version: str) -> list[str]:
     """Return lines about what is installed, and what it was built for."""
     versions = [f"{name} {built_for}" for name, built_for in build.versions.items()]
-    lines = [f"Horovod {version}", f"built for {', '.join(versions)}, with {', '.join(build.features)}"]
+    lines = [f"Horovod {version}"]
+    if versions:
+        lines.append(f"built for {', '.join(versions)}, with {', '.join(build.features)}")
     if build.patches:
         lines.append(f"{len(build.patches)} patches of allstep, {build.patches[0][:4]} to {build.patches[-1][:4]}")
     return lines
@@ -36,6 +38,7 @@ def mismatches(build: HorovodBuild | None) -> Iterator[str]:
         check_no_foreign_horovod()
     except UserError as error:
         yield f"{error}, then {fix}"
+        return
     for framework, distributions in _PACKAGES.items():
         found = next(filter(None, map(version_of, distributions)), None)
         built_for = build.versions.get(framework)

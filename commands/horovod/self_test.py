@@ -114,12 +114,13 @@ def built() -> HorovodBuild:
 
 def on_cpus(controllers: list[str]) -> None:
     has = built()
-    for framework, program in RANK_PROGRAMS.items():
-        for controller in controllers:
-            if framework not in has.versions or FEATURES[controller] not in has.features:
-                continue
+    usable = [name for name in controllers if FEATURES[name] in has.features]
+    if not (has.versions and usable):
+        sys.exit("this Horovod was built for no framework, or without what starts ranks")
+    for framework in has.versions:
+        for controller in usable:
             run_ranks(
-                program + CHECK.format(num_ranks=NUM_RANKS),
+                RANK_PROGRAMS[framework] + CHECK.format(num_ranks=NUM_RANKS),
                 num_ranks=NUM_RANKS,
                 controller=controller,
                 env={"CUDA_VISIBLE_DEVICES": ""},

@@ -225,5 +225,6 @@ def check_no_foreign_horovod() -> None:
     """
     if version := foreign_horovod():
         conda = any(Path(sys.prefix, "conda-meta").glob("horovod-*.json"))
-        advice = "conda remove horovod" if conda else f"{os.path.basename(sys.executable)} -m pip uninstall horovod"
+        pip = f"{os.path.basename(sys.executable)} -m pip" if importlib.util.find_spec("pip") else "uv pip"
+        advice = "conda remove horovod" if conda else f"{pip} uninstall horovod"
         raise UserError(f"expected no other Horovod, received {version} in {sys.prefix}; remove it: {advice}")
