@@ -25,7 +25,7 @@ import yaml
 from allstep.commands.forecast.calibration import calibrated
 from allstep.commands.forecast.fitting import fit, middles
 from allstep.commands.forecast.interval import deviation, efficiency_range, reach_factor
-from allstep.commands.forecast.parameters import BOUNDS, FITTED, Fitted, FittedParameter, Parameters, Quantiles, Reach
+from allstep.commands.forecast.parameters import BOUNDS, FITTED, Errors, Fitted, FittedParameter, Parameters, Reach
 from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import Point, published_points
 from allstep.common.base.flag_types import Parser
@@ -36,8 +36,8 @@ ERROR = 0.07
 """Error of an efficiency beyond which it counts less."""
 FLOOR = 0.03
 """Share of the baseline's step below which added time is not told apart; see commands/forecast/interval.py."""
-LEVEL = 0.1
-"""Share of measurements below a range, and above it."""
+OUTSIDE = 0.2
+"""Share of measurements outside of a range."""
 ALWAYS = 0.9
 """Forecast of the baseline that always says the same."""
 PAGE = Path(__file__).parent.parent / "docs" / "forecast.md"
@@ -120,19 +120,18 @@ def without_each(points: Sequence[Point]) -> dict[str, Parameters]:
     return found
 
 
-def quantiles(rows: Iterable[tuple[str, float]]) -> Quantiles:
-    """Return quantiles of errors, each with its publication's name.
+def size_of(rows: Iterable[tuple[str, float]]) -> Errors:
+    """Return the size that few deviations exceed, each of which comes with its publication's name.
 
-    Each publication counts once. Of n publications, the next one falls below the level `a (n - 1) / (n + 1)` about as
+    Each publication counts once. Of n publications, the next one lies beyond the level `a (n - 1) / (n + 1)` about as
     often as `a`.
     """
-    names, values = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
+    names, values = zip(*sorted(((name, abs(value)) for name, value in rows), key=lambda row: row[1]), strict=True)
     sizes = Counter(names)
     weights = np.array([1 / sizes[name] for name in names])
     places = (np.cumsum(weights) - weights / 2) / weights.sum()
-    level = LEVEL * (len(sizes) - 1) / (len(sizes) + 1)
-    low, high = np.interp((level, 1 - level), places, values)
-    return Quantiles(round(float(low), 3), round(float(high), 3), len(values), len(sizes))
+    level = OUTSIDE * (len(sizes) - 1) / (len(sizes) + 1)
+    return Errors(round(float(np.interp(1 - level, places, values)), 3), len(values), len(sizes))
 
 
 def describe_errors(
@@ -149,10 +148,10 @@ def describe_errors(
     errors, reach = {}, {}
     for kind in KINDS:
         rows = [row for row in seen if row.point.kind == kind]
-        errors[kind] = quantiles((row.point.publication, row.relative) for row in rows)
+        errors[kind] = size_of((row.point.publication, row.relative) for row in rows)
         gbits = [row.point.system.site.gbit(row.point.num_ranks) for row in rows]
         reach[kind] = Reach(min(gbits), max(gbits), max(row.point.num_ranks for row in rows))
-    errors["calibrated"] = quantiles((row.point.publication, row.relative) for row in largest)
+    errors["calibrated"] = size_of((row.point.publication, row.relative) for row in largest)
     factor = max(1.0, statistics.median(alone) / usual) if alone else 1.0
     return Fitted(parameters, FLOOR, errors, reach, patterns, round(factor, 2))
 

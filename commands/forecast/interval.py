@@ -1,8 +1,9 @@
 """The range of a forecast, in which 80 % of the measurements lie that were not fitted.
 
 A deviation is the logarithm of how much more time a measured step adds to the baseline's than the forecast one, both
-with a floor. Its 10 and 90 % quantiles come from fits that leave one publication out, by kind of link (fitted.yaml).
-They are widened where a link, a number of ranks or a pattern is far from what was fitted.
+with a floor. A range has the size that 80 % of deviations stay below in fits that leave one publication out, by kind of
+link (fitted.yaml). It is the same upwards and downwards: the side of a few publications says nothing about the next
+one's. It is wider where a link, a number of ranks or a pattern is far from what was fitted.
 """
 
 from __future__ import annotations
@@ -57,13 +58,10 @@ def efficiency_range(
     """
     if num_ranks == baseline_ranks:
         return efficiency, efficiency
-    errors = fitted.errors[site.kind(num_ranks)]
-    factor = distance(site, num_ranks, fitted)
-    low, high = errors.low * factor, errors.high * factor
+    size = fitted.errors[site.kind(num_ranks)].size * distance(site, num_ranks, fitted)
     if calibrated_ranks:
-        errors, factor = fitted.errors["calibrated"], reach_factor(num_ranks, calibrated_ranks)
-        low, high = max(low, errors.low * factor), min(high, errors.high * factor)
-    lowest, highest = (deviated(efficiency, widening * by, fitted.floor) for by in (low, high))
+        size = min(size, fitted.errors["calibrated"].size * reach_factor(num_ranks, calibrated_ranks))
+    lowest, highest = (deviated(efficiency, sign * widening * size, fitted.floor) for sign in (-1, 1))
     return min(efficiency, lowest), max(efficiency, min(_MAX_EFFICIENCY, highest))
 
 

@@ -77,14 +77,11 @@ class FittedParameter:
 
 
 @dataclass(frozen=True)
-class Quantiles:
-    """10 and 90 % quantiles of deviations of publications that were not fitted; see `interval.deviation`.
+class Errors:
+    """Deviations of publications that were not fitted; see `interval.deviation`."""
 
-    Each publication counts once, and the levels are lowered for their small number.
-    """
-
-    low: float
-    high: float
+    size: NonNegative
+    """80 % of them are smaller. Each publication counts once, and the level is raised for their small number."""
     num_points: Count
     num_sources: Count
 
@@ -105,7 +102,7 @@ class Fitted:
     parameters: dict[str, FittedParameter]
     floor: Positive
     """Share of the baseline's step below which added time is not told apart."""
-    errors: dict[str, Quantiles]
+    errors: dict[str, Errors]
     """Errors by kind of link: inside, rdma, tcp; and `calibrated`, of forecasts from runs on the same machine."""
     reach: dict[str, Reach]
     """Reach by kind of link."""

@@ -135,12 +135,12 @@ def test_deviations_and_their_inverse():
     assert math.isfinite(deviation(1.2, 0.9, 0.03))
 
 
-def test_quantiles_count_each_publication_once():
-    """One publication with a hundred zeros, and nineteen with one error each."""
-    rows = [("many", 0.0)] * 100 + [(f"one{number}", float(number)) for number in range(-9, 10)]
-    found = forecast_fit.quantiles(rows)
-    level = 0.1 * 19 / 21  # lowered for the small number of publications
-    assert found.low == pytest.approx(-9 + 20 * level - 0.5, abs=0.01) and found.high == -found.low
+def test_the_size_of_deviations_counts_each_publication_once():
+    """One publication with a hundred zeros, and nineteen with one deviation each, of either sign."""
+    rows = [("many", 0.0)] * 100 + [(f"one{number}", number * (-1.0) ** number) for number in range(1, 20)]
+    found = forecast_fit.size_of(rows)
+    level = 0.2 * 19 / 21  # lowered for the small number of publications
+    assert found.size == pytest.approx(19 - 20 * level + 0.5, abs=0.01)
     assert (found.num_points, found.num_sources) == (119, 20)
 
 
