@@ -26,7 +26,7 @@ from allstep.commands.evaluate.run_flags import words_for
 from allstep.commands.shared.records.files import output_file
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError
-from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of, whole
+from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.files.disk import write_atomically
@@ -73,9 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check(flags: Any, given: Sequence[str]) -> None:
-    for word in given:
-        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
-        if word.startswith("--") and name in _ANY:
+    for name in map(flag_name, given):
+        if name in _ANY:
             raise UserError(f"--{name} is for training, not for allstep evaluate; leave it out")
     if flags.predictions is not None:
         from allstep.commands.evaluate.predictions import predictions_file
@@ -90,9 +89,7 @@ def _check(flags: Any, given: Sequence[str]) -> None:
 
 def _part_of(split: str, trained: Trained, given: Sequence[str]) -> list[str]:
     """Return the flag that chooses the part to evaluate."""
-    words = [part for word in given for part in word.split("=", 1)]
-    named = [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--dataset"]
-    dataset = str(named[-1] if named else trained.config.get("dataset", ""))
+    dataset = flag_value(given, "dataset") or trained.config.get("dataset")
     return ["--validation-part", "test"] if split == "test" and dataset not in _OFFICIAL_TESTS else []
 
 

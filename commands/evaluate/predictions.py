@@ -20,6 +20,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.files.disk import write_atomically
+from allstep.common.process.requirements import need
 from allstep.common.training.metrics import best_classes
 
 _SUFFIXES = (".csv", ".parquet", ".jsonl")
@@ -30,10 +31,7 @@ def predictions_file(word: str) -> Path:
     if not word.endswith(_SUFFIXES):
         raise argparse.ArgumentTypeError(f"to end in {', '.join(_SUFFIXES)}, received {word}; name such a file")
     if word.endswith(".parquet"):
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise argparse.ArgumentTypeError("to be .csv or .jsonl without pyarrow; pip install pyarrow") from None
+        need(["pyarrow"], by="--predictions FILE.parquet")
     return output_file(word)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from allstep.common.api.session import words_of
 from allstep.common.base.errors import UserError, quote
+from allstep.common.base.flag_types import flag_name
 from allstep.common.catalog import user_file
 from allstep.common.training.trained import Trained
 
@@ -28,8 +29,7 @@ def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
     Raises:
         UserError: the run names code, or an object of a program, that the user has not named.
     """
-    names = {word.partition("=")[0].removeprefix("--").removeprefix("no-") for word in given if word.startswith("--")}
-    names = {name.replace("_", "-") for name in names}
+    names = set(map(flag_name, given))
     kept = (*_NETWORK, *_PICTURES, *(() if "dataset" in names else _DATA))
     config = trained.config
     flags = {name: config[name] for name in kept if config.get(name) not in (None, [], False) and name not in names}

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from allstep.commands.launch.sbatch_script import BatchJob, Each, to_script
 from allstep.common.base.errors import Fault, UserError, quote
-from allstep.common.base.flag_types import Kind, Parser, one_of, whole, wrong
+from allstep.common.base.flag_types import Kind, Parser, flag_name, flag_value, one_of, whole, wrong
 from allstep.common.cli.command_line import read_files
 from allstep.common.launch.variables import MAX_PER_HOST, MAX_RANKS
 from allstep.common.process.requirements import need
@@ -119,14 +119,14 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
     if not trains and command[0] != "allstep":
         raise UserError(f"expected {known} after --, received {quote(command[0])}; give one of these")
     command = [*_program(command[0]), *command[1:]] if trains else command
-    names = [word.partition("=")[0] for word in command]
-    if "--resume" in names:
+    names = [flag_name(word) for word in command]
+    if "resume" in names:
         raise UserError(
             "expected a command without --resume, received one with it; the script gives --resume auto, leave it out"
         )
-    if flags.each and f"--{flags.each.flag}" in names:
+    if flags.each and flags.each.flag in names:
         raise UserError(f"expected --{flags.each.flag} in --each or in the command, received both; give one of them")
-    rest, output_dir = _without(command, "--output-dir")
+    rest, output_dir = _without(command, "output-dir")
     if not output_dir:
         raise UserError("expected --output-dir in the command, received none; name the folder from which it goes on")
     by_mpi = trains and _runs_horovod(rest)
@@ -172,11 +172,10 @@ def _runs_horovod(words: Sequence[str]) -> bool:
     return (given.strategy or " ".join(in_file)) == "horovod"
 
 
-def _without(words: list[str], flag: str) -> tuple[list[str], str | None]:
+def _without(words: list[str], name: str) -> tuple[list[str], str | None]:
     """Return the words without a flag, and its value, or None if the flag is missing."""
     for placement, word in enumerate(words):
-        if word == flag and placement + 1 < len(words):
-            return words[:placement] + words[placement + 2 :], words[placement + 1]
-        if word.startswith(f"{flag}="):
-            return words[:placement] + words[placement + 1 :], word.partition("=")[2]
+        if flag_name(word) == name:
+            end = placement + (1 if "=" in word else 2)
+            return words[:placement] + words[end:], flag_value(words[placement:end], name)
     return words, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from allstep.commands.shared.launchers import train_command
 from allstep.commands.study.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants
 from allstep.commands.tune.space import words_of
 from allstep.common.base.errors import UserError, quote
-from allstep.common.base.flag_types import max_local_ranks
+from allstep.common.base.flag_types import flag_name, max_local_ranks
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
 from allstep.common.launch.placement import ALONE, Placement
@@ -102,9 +101,8 @@ def _check_given(description: Description, framework: str | None, trainer_flags:
     """Refuse flags on the command line that differ between the runs of the study."""
     varied = {flag for flags in description.series.values() for flag in flags}
     varied |= {description.x.flag} if description.x else set()
-    named = {re.sub("^--(no-)?", "", word).partition("=")[0] for word in trainer_flags if word.startswith("--")}
-    named |= {"framework"} if framework else set()
-    for flag in sorted(named):
+    named = [*map(flag_name, trainer_flags), *(["framework"] if framework else [])]
+    for flag in named:
         if flag in varied or flag in NOT_STUDIED:
             raise UserError(
                 f"expected flags that are the same in all runs, received --{flag}, which this study gives; leave it "

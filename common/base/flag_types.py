@@ -163,6 +163,21 @@ def step_range(word: str) -> str:
     return word
 
 
+def flag_name(word: str) -> str | None:
+    """Return the name of a flag, as batch-size of --batch_size=8 and ema of --no-ema; None for other words."""
+    name = word.partition("=")[0].replace("_", "-")
+    return name[2:].removeprefix("no-") if name.startswith("--") else None
+
+
+def flag_value(words: Sequence[str], name: str) -> str | None:
+    """Return the (first) value of a flag of that name, which wins if it is given last; None if it is not given."""
+    for place in reversed(range(len(words))):
+        if flag_name(words[place]) == name:
+            _, equals, value = words[place].partition("=")
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser that raises UserError with messages like those of the rest of allstep."""
 

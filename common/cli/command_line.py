@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from allstep.common.base.errors import UserError, quote
-from allstep.common.base.flag_types import Kind, Parser, nonempty_path, nonempty_text, one_of, wrong
+from allstep.common.base.flag_types import Kind, Parser, flag_name, nonempty_path, nonempty_text, one_of, wrong
 from allstep.common.cli import config_file
 from allstep.common.cli.validation import validate
 from allstep.common.config.train_config import TrainConfig
@@ -45,15 +45,15 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
     given, words = parser.parse_known_args(argv)
     entries = read_files(given.config)
     for word in words:
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
-        if name in ("--batch-size", "--global-batch-size"):  # either one overrides both of the file
+        written, equals, value = word.partition("=")
+        name = flag_name(word)
+        if name in ("batch-size", "global-batch-size"):  # either one overrides both of the file
             entries.pop("batch-size", None)
             entries.pop("global-batch-size", None)
-        if name.startswith("--tyro-"):  # these write shell completions, and fail with assertions on wrong values
+        if name and name.startswith("tyro-"):  # these write shell completions, and fail with assertions on wrong values
             parser.refuse(word, ())
-        if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
-            parser.error(f"expected {name} alone, received it with the value {quote(value)}; leave that out")
+        if equals and isinstance(defaults.get(name or ""), bool):
+            parser.error(f"expected {written} alone, received it with the value {quote(value)}; leave that out")
     try:
         config, unknown = tyro.cli(
             TrainConfig,
