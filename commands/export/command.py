@@ -12,7 +12,6 @@ card in Markdown goes next to it. All flags of the trainers may be given besides
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -37,6 +36,7 @@ from allstep.common.files.disk import write_atomically
 from allstep.common.files.writable import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.exit import run_rank
+from allstep.common.process.requirements import need
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
 
 if TYPE_CHECKING:
@@ -105,13 +105,8 @@ def _framework(flags: Any, trained: Trained) -> str:
 
 def _check(flags: Any, trained: Trained, framework: str, target: Path) -> None:
     form = FORMATS[flags.to]
-    missing = [
-        name
-        for name in (*form.packages, *([_CONVERTERS[framework]] if form.packages else []))
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise UserError(f"--to {flags.to} needs {' and '.join(missing)}: pip install allstep[onnx]")
+    if form.packages:
+        need([*form.packages, _CONVERTERS[framework]], by=f"--to {flags.to}")
     if flags.with_preprocessing and not form.has_graph:
         raise UserError(f"--with-preprocessing needs a format with a graph, {flags.to} has weights alone; leave it out")
     if flags.with_preprocessing and trained.description.input_type == "int64":

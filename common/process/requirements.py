@@ -14,7 +14,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "timm"), "pytorch"),
     **dict.fromkeys(("tensorflow", "keras"), "tensorflow"),
     **dict.fromkeys(("pyarrow", "google_crc32c"), "data"),
-    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "tf2onnx"), "onnx"),
     "mlflow": "mlflow",
     "wandb": "wandb",
 }
