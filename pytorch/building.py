@@ -13,6 +13,7 @@ from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss
 from allstep.pytorch.noise_scale import GradientSquares
 from allstep.pytorch.observer import Observer
+from allstep.pytorch.optimizers import embeddings_of
 from allstep.pytorch.optimizers.state import CanonicalSlots, OptimizerState, OwnState
 from allstep.pytorch.outputs import with_heads
 from allstep.pytorch.passes import Passes, TrainPass
@@ -79,9 +80,14 @@ def build_precision(config: TrainConfig, strategy: Strategy, device: torch.devic
 
 
 def build_optimizer_state(
-    optimizer: torch.optim.Optimizer, config: TrainConfig, device: torch.device
+    optimizer: torch.optim.Optimizer, network: torch.nn.Module, config: TrainConfig, device: torch.device
 ) -> OptimizerState:
     """Return what the optimizer has of a checkpoint."""
     if config.optimizer.optimizer == OWN_OPTIMIZER:
         return OwnState(optimizer)
-    return CanonicalSlots(optimizer, config.optimizer.slots_of, device)
+    embeddings = embeddings_of(network)
+
+    def slots_of(parameter: torch.nn.Parameter) -> tuple[str, ...]:
+        return config.optimizer.slots_of(parameter.ndim, is_embedding=parameter in embeddings)
+
+    return CanonicalSlots(optimizer, slots_of, device)

@@ -51,7 +51,7 @@ def session(
         from allstep.common.training.training_run import TrainingRun
         from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
         from allstep.pytorch.numerics import prepare
-        from allstep.pytorch.optimizers import build_optimizer, check_parameters
+        from allstep.pytorch.optimizers import build_optimizer, check_parameters, embeddings_of
         from allstep.pytorch.worker import Worker
 
     prepare(config)
@@ -71,7 +71,9 @@ def session(
     with strategy.scope():
         network = build_network(config, dataset, parts.model, warns=strategy.placement.rank == 0)
         flags = config.optimizer
-        optimizer = parts.optimizer_or(lambda: build_optimizer(flags, network.parameters()), flags.optimizer)
+        optimizer = parts.optimizer_or(
+            lambda: build_optimizer(flags, network.parameters(), embeddings_of(network)), flags.optimizer
+        )
         check_parameters(optimizer, network)
     set_initial_weights(network, config)
 

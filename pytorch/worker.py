@@ -56,7 +56,7 @@ class Worker(BaseWorker):
         self._step = build_step(
             network, optimizer, config, strategy, *parts, dataset=dataset, measures_noise=bool(self.num_parts)
         )
-        self._state = State(network, build_optimizer_state(optimizer, config, device), self._step, strategy)
+        self._state = State(network, build_optimizer_state(optimizer, network, config, device), self._step, strategy)
         loss = config.loss or default_loss(dataset.task)
         self._eval_pass = strategy.eval_pass(EvalPass(strategy.reduction.eval_model, build_loss(loss)))
         self._output_shape = dataset.output_shape

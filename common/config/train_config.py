@@ -134,18 +134,13 @@ class OptimizerConfig:
     ema: Annotated[float | None, number(0, 1, below=True)] = None
     """Keep a moving average of the weights with this decay, and validate and save it along with the weights."""
 
-    def slots_of(self, num_axes: int) -> tuple[str, ...]:
+    def slots_of(self, num_axes: int, *, is_embedding: bool = False) -> tuple[str, ...]:
         """Return the canonical names of the optimizer's state tensors for a weight with so many axes."""
         if self.optimizer == "muon":
-            return muon_slots(num_axes)
+            return ("momentum",) if num_axes == 2 and not is_embedding else _SLOTS["adamw"]
         if self.optimizer in MOMENTUM_OPTIMIZERS:
             return ("momentum",) if self.momentum else ()
         return _SLOTS[self.optimizer]
-
-
-def muon_slots(num_axes: int) -> tuple[str, ...]:
-    """Return the state of a weight with so many axes: momentum of matrices, and the moments of AdamW of all others."""
-    return ("momentum",) if num_axes == 2 else ("exp_avg", "exp_avg_sq")
 
 
 MOMENTUM_OPTIMIZERS = ("sgd", "nesterov", "lars")

@@ -8,7 +8,7 @@ would have Lamb clip at a norm of 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import torch
 
@@ -18,7 +18,15 @@ from allstep.pytorch.compat import sgd_step, without_compiler
 from allstep.pytorch.kept.network_state import can_train
 
 
-def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def embeddings_of(network: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """Return the weights of embeddings, which Muon leaves to AdamW."""
+    embeddings = (module for module in network.modules() if isinstance(module, torch.nn.Embedding))
+    return {parameter for module in embeddings for parameter in module.parameters(recurse=False)}
+
+
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], embeddings: Set[torch.nn.Parameter] = frozenset()
+) -> torch.optim.Optimizer:
     """Return the configured optimizer; the engine sets its learning rate before every step.
 
     It has two groups of parameters: weights with two axes or more, which decay and have trust ratios, and biases and
@@ -53,6 +61,12 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
     if name == "muon":
         from allstep.pytorch.optimizers.muon import Muon
 
+        matrices = {one for one in parameters if one.ndim == 2} - embeddings
+        layers = groups[0].pop("params")
+        groups[:1] = [
+            {**groups[0], "params": [one for one in layers if one in matrices], "are_matrices": True},
+            {**groups[0], "params": [one for one in layers if one not in matrices]},
+        ]
         return without_compiler(Muon)(groups)
     if name in ("adam", "adamw"):
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]

@@ -19,21 +19,21 @@ class Muon(torch.optim.Optimizer):
         w = w - lr * decay * w - lr * 0.2 * sqrt(max(rows, columns)) * orthogonal(u)
 
     torch.optim.Muon with adjust_lr_fn="match_rms_adamw" and Keras' Muon have this formula; torch's makes matrices
-    orthogonal in bfloat16, this one and Keras' in the weights' type. Weights without two axes are updated by AdamW.
+    orthogonal in bfloat16, this one and Keras' in the weights' type. AdamW updates weights without two axes, and, as in
+    Keras, those of embeddings: `build_optimizer` has them in groups of their own.
     """
 
     MOMENTUM, BETA_1, BETA_2, EPSILON = 0.95, 0.9, 0.999, 1e-8
 
     def __init__(self, groups: Iterable[dict], lr: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "sliced": False})
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "sliced": False, "are_matrices": False})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
-            for update, is_matrix in ((self._move_matrices, True), (self._move_others, False)):
-                chosen = [parameter for parameter in group["params"] if (parameter.ndim == 2) == is_matrix]
-                for parameters in batches(chosen):
-                    update(parameters, group)
+            update = self._move_matrices if group["are_matrices"] else self._move_others
+            for parameters in batches(group["params"]):
+                update(parameters, group)
 
     def _move_matrices(self, parameters: Sequence[torch.Tensor], group: dict) -> None:
         averages, gradients = local(self._slots(parameters, "momentum_buffer")), local_gradients(parameters)

@@ -46,15 +46,18 @@ class CanonicalSlots:
     """The state of the suite's optimizers: one array a weight and slot, and for each weight the steps it counted."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, slots_of: Callable[[int], Sequence[str]], device: torch.device
+        self,
+        optimizer: torch.optim.Optimizer,
+        slots_of: Callable[[torch.nn.Parameter], Sequence[str]],
+        device: torch.device,
     ) -> None:
-        """`slots_of` is `OptimizerConfig.slots_of`."""
+        """`slots_of` returns the canonical names of a weight's slots."""
         self._optimizer, self._slots_of, self._device = optimizer, slots_of, device
         self._counts_steps = not isinstance(optimizer, torch.optim.SGD)  # nor do LARS and NovoGrad, which derive of it
 
     def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
         for name, parameter in named:
-            for slot in self._slots_of(parameter.ndim) if can_train(parameter) else ():
+            for slot in self._slots_of(parameter) if can_train(parameter) else ():
                 yield f"optimizer/{name}/{slot}", ArrayShape(()) if slot in LAYER_SLOTS else array_shape(parameter)
             if self._counts_steps:
                 yield f"optimizer/{name}/step", ArrayShape((), optional=True)
@@ -64,7 +67,7 @@ class CanonicalSlots:
             if not can_train(parameter):
                 continue
             state = self._optimizer.state.get(parameter, {})
-            for slot in self._slots_of(parameter.ndim):
+            for slot in self._slots_of(parameter):
                 # PyTorch makes them in a weight's first step, which fp16 or a missing gradient may put off.
                 zeros = torch.zeros(()) if slot in LAYER_SLOTS else torch.zeros_like(parameter.detach())
                 found = state.get(_SLOT_NAMES.get(slot, slot))
@@ -85,7 +88,7 @@ class CanonicalSlots:
                 _SLOT_NAMES.get(slot, slot): shard(
                     arrays[f"optimizer/{name}/{slot}"], scalar if slot in LAYER_SLOTS else parameter.detach()
                 )
-                for slot in self._slots_of(parameter.ndim)
+                for slot in self._slots_of(parameter)
                 if f"optimizer/{name}/{slot}" in arrays
             }
             count = float(arrays.get(f"optimizer/{name}/step", num_steps))

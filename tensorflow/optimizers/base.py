@@ -78,6 +78,11 @@ def is_layer(variable: tf.Variable) -> bool:
     return len(variable.shape) > 1
 
 
+def is_embedding(variable: keras.Variable) -> bool:
+    """Whether a weight is an embedding's, as Keras' Muon tells it."""
+    return "embedding" in variable.path.lower()
+
+
 def norm(values: tf.Tensor) -> tf.Tensor:
     """Euclidean norm, without a copy of the values."""
     return tf.sqrt(2 * tf.nn.l2_loss(values))

@@ -8,9 +8,9 @@ from typing import cast
 import keras
 import tensorflow as tf
 
-from allstep.common.config.train_config import muon_slots
+from allstep.tensorflow.compat import variable_index
 from allstep.tensorflow.optimizers.adam import Adam
-from allstep.tensorflow.optimizers.base import norm
+from allstep.tensorflow.optimizers.base import is_embedding, norm
 
 
 @keras.saving.register_keras_serializable("allstep")
@@ -21,7 +21,7 @@ class Muon(Adam):
         w = w - lr * decay * w - lr * 0.2 * sqrt(max(rows, columns)) * orthogonal(u)
 
     `keras.optimizers.Muon` has this formula, and torch.optim.Muon with adjust_lr_fn="match_rms_adamw", but in bfloat16.
-    Weights that have not two axes are updated by AdamW; Keras' also takes it for embeddings.
+    AdamW updates weights without two axes, and, as in Keras, those of embeddings.
     """
 
     MOMENTUM = 0.95
@@ -33,18 +33,19 @@ class Muon(Adam):
         if self.built:
             return
         keras.Optimizer.build(self, variables)
+        are_matrices = [len(one.shape) == 2 and not is_embedding(one) for one in variables]
         self.slots = {
             slot: [
-                self.add_variable_from_reference(one, name=slot) if slot in muon_slots(len(one.shape)) else None
-                for one in variables
+                self.add_variable_from_reference(one, name=slot) if is_matrix == (slot == "momentum") else None
+                for one, is_matrix in zip(variables, are_matrices, strict=True)
             ]
-            for slot in ("momentum", "exp_avg", "exp_avg_sq")
+            for slot in ("momentum", *self.slot_names)
         }
 
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tuple[tf.Tensor, tf.Tensor, tf.Tensor]
     ) -> None:
-        if len(variable.shape) != 2:
+        if self.slots["momentum"][variable_index(self, variable)] is None:
             super().update_step(gradient, variable, learning_rate)
             return
         rate, average = tf.cast(learning_rate[0], variable.dtype), self.slot("momentum", variable)

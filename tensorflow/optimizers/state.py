@@ -15,7 +15,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import LAYER_SLOTS, OWN_OPTIMIZER, OptimizerConfig
 from allstep.tensorflow.compat import parts, trained_variables
 from allstep.tensorflow.models import CanonicalWeight
-from allstep.tensorflow.optimizers.base import Optimizer
+from allstep.tensorflow.optimizers.base import Optimizer, is_embedding
 
 KINDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
     keras.optimizers.SGD: ("sgd", {"momentum": "momentums"}),
@@ -42,7 +42,7 @@ def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights:
         yield from _local_state(optimizer, {weight.variable.path: weight for weight in weights})
         return
     for index, weight in enumerate(weights):
-        for slot in flags.slots_of(len(weight.variable.shape)):
+        for slot in flags.slots_of(len(weight.variable.shape), is_embedding=is_embedding(weight.variable)):
             variable = _slots(optimizer, slot)[index]
             layout = CanonicalWeight(weight.name, variable, (), ()) if slot in LAYER_SLOTS else weight
             yield f"optimizer/{weight.name}/{slot}", layout, variable

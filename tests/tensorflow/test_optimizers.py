@@ -10,6 +10,7 @@ import torch
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.recipe.schedule import Schedule, learning_rate
 from allstep.pytorch.optimizers import build_optimizer as build_torch
+from allstep.pytorch.optimizers import embeddings_of
 from allstep.tensorflow.optimizers import build_optimizer as build_keras
 
 NUM_STEPS = 50
@@ -93,6 +94,31 @@ def test_muon_is_that_of_keras_and_torch():
         keras_muon.apply([tf.constant(gradient)], [theirs])
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(ours.numpy(), of_torch.detach().numpy(), atol=0.02)
+
+
+def test_muon_leaves_embeddings_to_adamw():
+    """Oracle: torch's AdamW. Keras' Muon does so, and torch's leaves the choice to its user."""
+    import keras
+    import tensorflow as tf
+
+    config, random = OptimizerConfig(optimizer="muon", weight_decay=0.1), np.random.default_rng(0)
+    network, expected = torch.nn.Sequential(torch.nn.Embedding(7, 5)), torch.nn.Embedding(7, 5)
+    network[0].load_state_dict(expected.state_dict())
+    layer = keras.layers.Embedding(7, 5, weights=[expected.weight.detach().numpy()])
+    layer.build(())
+    of_torch, of_keras = build_torch(config, network.parameters(), embeddings_of(network)), build_keras(config)
+    assert keras.optimizers.Muon()._should_use_adamw(layer.embeddings)
+    oracle = torch.optim.AdamW(expected.parameters(), lr=0.05, weight_decay=0.1)
+    of_keras.build([layer.embeddings])
+    set_rate(of_torch, of_keras, 0.05)
+    for _ in range(3):
+        gradient = random.normal(size=(7, 5)).astype(np.float32)
+        network[0].weight.grad = expected.weight.grad = torch.tensor(gradient)
+        of_torch.step()
+        oracle.step()
+        of_keras.apply([tf.constant(gradient)], [layer.embeddings])
+    for weight in (network[0].weight.detach(), layer.embeddings.numpy()):
+        np.testing.assert_allclose(weight, expected.weight.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["adam", "lamb"])
