@@ -36,6 +36,15 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Ten
     return partial(_sum_over_samples, _LOSSES[name])
 
 
+def scores(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return what metrics need of outputs (..., classes), float32 (..., 3): see `common.training.metrics.Scores`."""
+    outputs, targets = outputs.float(), targets.unsqueeze(-1)
+    own = outputs.gather(-1, targets)
+    before = torch.arange(outputs.shape[-1], device=outputs.device) < targets
+    rank = ((outputs > own) | ((outputs == own) & before)).sum(-1)
+    return torch.stack([outputs.argmax(-1), rank, own.squeeze(-1) - outputs.logsumexp(-1)], -1)
+
+
 def _cross_entropy(add_up: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of logits (n, ..., classes) and classes (n, ...), or probabilities (n, classes)."""
     if targets.is_floating_point():

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from allstep.common.catalog.losses import default_loss
+from allstep.common.catalog.metrics import are_of_scores
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
@@ -18,7 +19,7 @@ from allstep.common.recipe.noise_scale import parts_of
 from allstep.common.training.worker import BaseWorker
 from allstep.pytorch.building import build_optimizer_state, build_precision, build_step
 from allstep.pytorch.inputs import Inputs
-from allstep.pytorch.losses import build_loss
+from allstep.pytorch.losses import build_loss, scores
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.state import State
 from allstep.pytorch.step_trace import StepTrace
@@ -59,7 +60,7 @@ class Worker(BaseWorker):
         self._state = State(network, build_optimizer_state(optimizer, network, config, device), self._step, strategy)
         loss = config.loss or default_loss(dataset.task)
         self._eval_pass = strategy.eval_pass(EvalPass(strategy.reduction.eval_model, build_loss(loss)))
-        self._output_shape = dataset.output_shape
+        self._of_scores, self._output_shape = are_of_scores(config, dataset), dataset.output_shape
         # Validation is not compiled: it has too few passes to make up for the time.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
 
@@ -74,9 +75,12 @@ class Worker(BaseWorker):
         model.eval()
         with torch.no_grad(), self._precision.computing(), self._eager():
             loss_sum, outputs = self._eval_pass(inputs, targets)
+            if outputs is not None and self._of_scores:
+                outputs = scores(outputs, targets)
         model.train()
         if outputs is None:
-            return loss_sum, np.zeros((len(inputs), *self._output_shape), np.float32)
+            shape = (*self._output_shape[:-1], 3) if self._of_scores else self._output_shape
+            return loss_sum, np.zeros((len(inputs), *shape), np.float32)
         return loss_sum, outputs.float().cpu().numpy()
 
     def evaluating(self) -> AbstractContextManager:

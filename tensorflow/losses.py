@@ -34,6 +34,16 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[
     return partial(_sum_over_samples, losses)
 
 
+def scores(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Return what metrics need of outputs (..., classes), float32 (..., 3): see `common.training.metrics.Scores`."""
+    outputs, targets = tf.cast(outputs, tf.float32), tf.expand_dims(tf.cast(targets, tf.int64), -1)
+    own = tf.gather(outputs, targets, batch_dims=len(targets.shape) - 1)
+    before = tf.range(tf.shape(outputs, tf.int64)[-1]) < targets
+    rank = tf.math.count_nonzero((outputs > own) | ((outputs == own) & before), axis=-1)
+    columns = tf.argmax(outputs, axis=-1), rank, tf.squeeze(own, -1) - tf.reduce_logsumexp(outputs, axis=-1)
+    return tf.stack([tf.cast(column, tf.float32) for column in columns], axis=-1)
+
+
 def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tf.Tensor:
     """Return the cross-entropy of logits (n, ..., classes) and classes (n, ...), or probabilities (n, classes)."""
     if targets.dtype.is_floating:

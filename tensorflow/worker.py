@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import default_loss
+from allstep.common.catalog.metrics import are_of_scores
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
@@ -19,7 +20,7 @@ from allstep.common.recipe.noise_scale import parts_of
 from allstep.common.training.worker import BaseWorker
 from allstep.tensorflow.building import build_step
 from allstep.tensorflow.inputs import Inputs
-from allstep.tensorflow.losses import build_loss
+from allstep.tensorflow.losses import build_loss, scores
 from allstep.tensorflow.passes import losses_of_layers
 from allstep.tensorflow.state import State, trained_weights
 from allstep.tensorflow.step_trace import StepTrace
@@ -56,6 +57,7 @@ class Worker(BaseWorker):
             model, optimizer, config, strategy, self._inputs, dataset=dataset, measures_noise=bool(self.num_parts)
         )
         self._state = State(model, config.optimizer, self._step, strategy)
+        self._of_scores = are_of_scores(config, dataset)
         self._loss = build_loss(config.loss or default_loss(dataset.task))
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, self._inputs.in_validation)
 
@@ -92,5 +94,6 @@ class Worker(BaseWorker):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         outputs = self._model(self._inputs(inputs), training=False)
         loss_sum = self._loss(outputs, targets) + losses_of_layers(self._model, targets)
+        outputs = scores(outputs, targets) if self._of_scores else outputs
         num_samples = tf.where(loss_weight > 0, tf.shape(outputs)[0], 0)
         return loss_sum * loss_weight, tf.cast(outputs, tf.float32)[:num_samples]

@@ -96,6 +96,14 @@ def metrics_of(config: TrainConfig, dataset: Dataset) -> tuple[str, ...]:
     return names
 
 
+def are_of_scores(config: TrainConfig, dataset: Dataset) -> bool:
+    """Return whether three numbers of each token are all that the metrics need of the outputs (see `Scores`).
+
+    A vocabulary may be so large that copying all outputs from a GPU takes longer than to compute them.
+    """
+    return dataset.task == "next-token" and not any(map(user_file.parse, metrics_of(config, dataset)))
+
+
 def _check(names: Sequence[str], default: str, dataset: Dataset, where: str) -> None:
     if len({field_of(name) for name in names}) < len(names):
         raise UserError(f"--metrics has two metrics of one name in {' '.join(names)}; rename one")

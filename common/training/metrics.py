@@ -1,7 +1,6 @@
 """Validation metrics from counts and sums that add up over batches, slices and ranks: the same on any number of ranks.
 
-Integers are added exactly, sums in float64. Averages follow scikit-learn: means over classes count those that occur
-among targets or predictions, and means over several outputs weight them equally.
+Integers are added exactly, sums in float64. `counted.py` has what is counted, and what the sums come to.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import metric_of
-from allstep.common.catalog.metrics import LOSS, entry_of, field_of, metrics_of, top_k
+from allstep.common.catalog.metrics import LOSS, are_of_scores, entry_of, field_of, metrics_of, top_k
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
+from allstep.common.training.counted import BUILT_IN, Counts, Scores, errors, of_classes, signs, top
 
-Counts = Mapping[str, np.ndarray]
 Update = Callable[[np.ndarray, np.ndarray], Mapping[str, Any]]
 
 
@@ -43,10 +42,11 @@ class Metric:
 class Metrics:
     """The metrics of a run."""
 
-    def __init__(self, names: Sequence[str], dataset: Dataset, best_by: str) -> None:
+    def __init__(self, names: Sequence[str], dataset: Dataset, best_by: str, *, of_scores: bool = False) -> None:
         """Build them.
 
         Args:
+            of_scores: whether outputs come as `Scores`; see `common.catalog.metrics.are_of_scores`.
             names: see `common.catalog.metrics.metrics_of`; the first one is in the epoch line.
             best_by: metric, or loss, by which checkpoints are compared.
 
@@ -54,7 +54,7 @@ class Metrics:
             UserError: one is in a user's file that cannot be imported or has none.
         """
         self.metrics = tuple(_metric(name, dataset) for name in names)
-        self._best_by = best_by
+        self._best_by, self.of_scores = best_by, of_scores
 
     def score(self, loss: float, values: Mapping[str, Any]) -> float | None:
         """Return what is higher for the better checkpoint; None if it is not finite.
@@ -86,7 +86,7 @@ def build_metrics(config: TrainConfig, dataset: Dataset) -> Metrics:
         UserError: a metric does not fit the targets, or see `Metrics`.
     """
     best_by = config.output.best_by or metric_of(dataset.task, config.loss)
-    return Metrics(metrics_of(config, dataset), dataset, best_by)
+    return Metrics(metrics_of(config, dataset), dataset, best_by, of_scores=are_of_scores(config, dataset))
 
 
 @dataclass
@@ -100,8 +100,9 @@ class Tally:
 
     def add(self, row: int, outputs: np.ndarray, targets: np.ndarray, *, counts: bool = True) -> None:
         """Add the counts of some samples; those of padding, with `counts` off, only tell what there is to count."""
+        given: Any = Scores(outputs) if self.metrics.of_scores else outputs
         for counter, update in {one.counter: one.update for one in self.metrics.metrics}.items():
-            for name, value in update(outputs, targets).items():
+            for name, value in update(given, targets).items():
                 array = np.asarray(value)
                 key = counter, name
                 if array.dtype.kind in "biu":
@@ -150,14 +151,17 @@ def _metric(name: str, dataset: Dataset) -> Metric:
     if file := user_file.parse(name):
         return _users(name, file)
     if dataset.task == "regression" and name == "accuracy":
-        return Metric(name, "signs", _signs, lambda counts: counts["right"] / counts["all"])
+        return Metric(name, "signs", signs, lambda counts: counts["right"] / counts["all"])
     if number := top_k(name):
-        return Metric(name, name, partial(_top, number), lambda counts: counts["right"] / counts["all"])
-    counter, update, compute = _BUILT_IN[name]
+        update = partial(of_classes, partial(top, number))
+        return Metric(name, name, update, lambda counts: counts["right"] / counts["all"])
+    counter, update, compute = BUILT_IN[name]
     if counter in ("classes", "confusion"):
         update = partial(update, dataset.num_classes)
+    if counter != "errors":
+        update = partial(of_classes, update)
     if name == "r2":  # squares of numbers far from 0 would cancel
-        counter, update = "centred", partial(_errors, centre=_first_target(dataset))
+        counter, update = "centred", partial(errors, centre=_first_target(dataset))
     return Metric(name, counter, update, compute, entry_of(name).lower_is_better)
 
 
@@ -193,109 +197,5 @@ def _plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else None
 
 
-# What is counted.
-
-
-def _flat(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs (n, classes) and classes (n,): of a sample, or of each token of a text."""
-    return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
-
-
-def _classes(num_classes: int, outputs: np.ndarray, targets: np.ndarray) -> Counts:
-    outputs, targets = _flat(outputs, targets)
-    predicted = outputs.argmax(1)
-    found = {"right": targets[predicted == targets], "predicted": predicted, "actual": targets}
-    return {name: np.bincount(values, minlength=num_classes) for name, values in found.items()}
-
-
-def _confusion(num_classes: int, outputs: np.ndarray, targets: np.ndarray) -> Counts:
-    outputs, targets = _flat(outputs, targets)
-    pairs = np.bincount(targets * num_classes + outputs.argmax(1), minlength=num_classes**2)
-    return {"pairs": pairs.reshape(num_classes, num_classes)}
-
-
-def _top(number: int, outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    """Count targets among the `number` largest outputs; of equal outputs, the first classes are taken."""
-    outputs, targets = _flat(outputs, targets)
-    own = outputs[np.arange(len(targets)), targets][:, np.newaxis]
-    before = np.arange(outputs.shape[1]) < targets[:, np.newaxis]
-    rank = np.count_nonzero((outputs > own) | ((outputs == own) & before), axis=1)
-    return {"right": np.count_nonzero(rank < number), "all": len(targets)}
-
-
-def _signs(outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    return {"right": np.count_nonzero((outputs > 0) == (targets > 0.5)), "all": targets.size}
-
-
-def _errors(outputs: np.ndarray, targets: np.ndarray, centre: float | np.ndarray = 0.0) -> Mapping[str, Any]:
-    errors = outputs.astype(np.float64) - targets
-    counts = {"all": len(targets), "absolute": np.abs(errors).sum(0), "squares": np.square(errors).sum(0)}
-    centred = targets.astype(np.float64) - centre
-    return {**counts, "sum": centred.sum(0), "sum_of_squares": np.square(centred).sum(0)}
-
-
-def _surprise(outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    """Sum up the negative logarithms of the targets' probabilities."""
-    outputs, targets = _flat(outputs, targets)
-    highest = outputs.max(1, keepdims=True)
-    logs = np.log(np.exp(outputs - highest).sum(1, dtype=np.float64)) + highest[:, 0]
-    return {"sum": (logs - outputs[np.arange(len(targets)), targets]).sum(), "all": len(targets)}
-
-
 def _first_target(dataset: Dataset) -> np.ndarray:
     return dataset.validation.read(np.zeros(1, np.int64), epoch=0)[1][0].astype(np.float64)
-
-
-# What counts come to.
-
-
-def _over(one: Any, other: Any) -> np.ndarray:
-    """Return `one` / `other`, and 0 where `other` is 0."""
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return np.divide(one, other, out=np.zeros(np.broadcast(one, other).shape), where=other != 0)
-
-
-def _precision(counts: Counts) -> np.ndarray:
-    return _over(counts["right"], counts["predicted"])
-
-
-def _recall(counts: Counts) -> np.ndarray:
-    return _over(counts["right"], counts["actual"])
-
-
-def _f1(counts: Counts) -> np.ndarray:
-    return _over(2 * counts["right"], counts["predicted"] + counts["actual"])
-
-
-def _macro(of_classes: Callable[[Counts], np.ndarray], counts: Counts) -> float:
-    return of_classes(counts)[counts["predicted"] + counts["actual"] > 0].mean()
-
-
-def _weighted(of_classes: Callable[[Counts], np.ndarray], counts: Counts) -> float:
-    return float(_over(of_classes(counts) @ counts["actual"], counts["actual"].sum()))
-
-
-def _r2(counts: Counts) -> float:
-    """Return the mean over outputs; of targets that are all the same, 1 if there is no error and else 0."""
-    total = counts["sum_of_squares"] - np.square(counts["sum"]) / counts["all"]
-    exact = np.where(counts["squares"] == 0, 1.0, 0.0)
-    return float(np.where(total > 0, 1 - _over(counts["squares"], total), exact).mean())
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
-
-
-_OF_CLASSES = {"precision": _precision, "recall": _recall, "f1": _f1}
-_BUILT_IN: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
-    "accuracy": ("classes", _classes, lambda counts: counts["right"].sum() / counts["actual"].sum()),
-    "balanced-accuracy": ("classes", _classes, lambda counts: _recall(counts)[counts["actual"] > 0].mean()),
-    **{name: ("classes", _classes, partial(_macro, each)) for name, each in _OF_CLASSES.items()},
-    **{f"{name}-weighted": ("classes", _classes, partial(_weighted, each)) for name, each in _OF_CLASSES.items()},
-    **{f"{name}-per-class": ("classes", _classes, each) for name, each in _OF_CLASSES.items()},
-    "confusion-matrix": ("confusion", _confusion, lambda counts: counts["pairs"]),
-    "perplexity": ("surprise", _surprise, lambda counts: _exp(float(counts["sum"] / counts["all"]))),
-    "mae": ("errors", _errors, lambda counts: (counts["absolute"] / counts["all"]).mean()),
-    "rmse": ("errors", _errors, lambda counts: np.sqrt(counts["squares"] / counts["all"]).mean()),
-    "r2": ("errors", _errors, _r2),
-}

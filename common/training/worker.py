@@ -73,7 +73,10 @@ class Worker(Protocol):
         ...
 
     def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
-        """Return the loss summed over this rank's samples, and the network's outputs for them, float32 (n, ...)."""
+        """Return the loss summed over this rank's samples, and the network's outputs for them, float32 (n, ...).
+
+        Where `common.catalog.metrics.are_of_scores`, it returns `common.training.metrics.Scores` of them.
+        """
         ...
 
     def evaluating(self) -> AbstractContextManager:

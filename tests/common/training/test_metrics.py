@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +88,25 @@ def test_classes_as_scikit_learn_has_them(num_ranks):
     of_tokens = measured(list(expected), tokens, LOGITS.reshape(20, 5, CLASSES))
     assert of_tokens["confusion_matrix"] == expected["confusion-matrix"]
     assert of_tokens["perplexity"] == pytest.approx(expected["perplexity"])
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_tokens_whose_outputs_stay_on_the_device(framework):
+    """Oracle: the metrics of all outputs. Outputs are equal in places, and targets among them."""
+    logits, targets = LOGITS.round().reshape(20, 5, CLASSES), LABELS.reshape(20, 5)
+    data, names = dataset(targets, "next-token", CLASSES), [*METRICS][:-3] + ["top-2"]
+    columns = importlib.import_module(f"allstep.{framework}.losses").scores(*map(to(framework), (logits, targets)))
+    of_scores = Metrics(names, data, names[0], of_scores=True)
+    tally = of_scores.tally(1)
+    tally.add(0, columns.numpy(), targets)
+    expected = measured(names, data, logits)
+    found = of_scores.compute(tally.totals(OneRank()))
+    assert found.pop("perplexity") == pytest.approx(expected.pop("perplexity"), rel=1e-6) and found == expected
+
+
+def to(framework: str):
+    module = importlib.import_module({"pytorch": "torch"}.get(framework, framework))
+    return module.from_numpy if framework == "pytorch" else module.constant
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
