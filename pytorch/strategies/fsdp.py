@@ -29,6 +29,7 @@ from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.ordered_sum import OrderedScatter
 from allstep.pytorch.strategies.process_group import ProcessGroup
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
+from allstep.pytorch.strategies.same_layers import SameLayers
 from allstep.pytorch.strategies.strategy import replace_parameters
 
 
@@ -62,15 +63,16 @@ class FSDP(ProcessGroup):
         gradients = many_gradients([name for name, _ in network.named_parameters()])
         whole, mesh = self._begin(network)
         uses = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
-        for layer in layers_of(network):
-            if stands_alone(layer, uses):
-                self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
-                fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
+        names = {module: name for name, module in network.named_modules()}
+        layers = {names[layer]: layer for layer in layers_of(network) if stands_alone(layer, uses)}
+        for layer in layers.values():
+            self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
+            fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
         fully_shard(network, mesh=mesh)
         replace_parameters(optimizer, dict(zip(whole, network.parameters(), strict=True)))
         if isinstance(optimizer, torch.optim.SGD):  # which has no fused kernel for DTensor (torch 2.14)
             without_fused_kernels(optimizer)
-        return _Shards(network, optimizer, gradients)
+        return _Shards(network, optimizer, gradients, SameLayers(network, layers, self.collectives))
 
     def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
         whole, mesh = self._begin(network)
@@ -116,9 +118,11 @@ class FSDP(ProcessGroup):
 class _Shards(Reduction):
     """FSDP's own reduce-scatters."""
 
-    def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, gradients: str) -> None:
+    def __init__(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, gradients: str, same_layers: SameLayers
+    ) -> None:
         super().__init__(network, optimizer)
-        self._gradients = gradients
+        self._gradients, self._same_layers = gradients, same_layers
 
     def train_pass(self, one_pass: TrainPass) -> ReducedPass:
         model = self.model
@@ -126,9 +130,15 @@ class _Shards(Reduction):
 
         def reduced(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
             model.set_requires_gradient_sync(is_last)
-            return one_pass(inputs, targets, loss_weight)
+            loss_sum = one_pass(inputs, targets, loss_weight)
+            self._same_layers.end_pass()
+            return loss_sum
 
         return reduced
+
+    def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        self._same_layers.check_gradients()
+        return loss_sum
 
     def pending_tensors(self) -> Sequence[str]:
         # FSDP does not tell which of them is under way.
