@@ -39,6 +39,16 @@ def test_ddp_refuses_them_by_name_without_its_flag(tmp_path):
     assert "give --find-unused-parameters" in result.output
 
 
+@pytest.mark.parametrize("number", [2, full(9)])
+def test_fsdp_refuses_other_layers_by_name(number):
+    """It would mix weights of layers that have one size."""
+    result = run(*TORCHRUN, BIN / "python", REPOSITORY / "tests/pytorch/programs/other_layers.py", number)
+    assert (
+        "--strategy fsdp needs the same layers in all passes on all ranks, other is used in some alone" in result.output
+    )
+    assert "Fault" not in result.output and "exitcode  : 2" in result.output, result.output
+
+
 @pytest.mark.parametrize(("optimizer", "flags"), [("adam", ()), ("sgd", ("slices=4",)), full("adam", ("slices=4",))])
 def test_on_two_ranks_of_horovod(optimizer, flags, tmp_path):
     launcher = (*HOROVODRUN_GLOO, 2)
