@@ -53,12 +53,6 @@ def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
     }
 
 
-def sentence(cells: Sequence[CellResult]) -> str:
-    """Return the rankings of a table as a sentence; empty if there are none."""
-    found = [f"{framework} on {ranks}: {text}" for (_, framework, *_, ranks), text in rankings(cells).items()]
-    return f"{'; '.join(found)} (> is faster, ~ not distinguished)." if found else ""
-
-
 def _groups(ranked: Sequence[CellResult]) -> list[list[CellResult]]:
     found = [[ranked[0]]]
     for number, cell in enumerate(ranked[1:], 1):

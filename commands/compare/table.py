@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 
-from allstep.commands.compare.ranking import sentence
+from allstep.commands.compare.answers import answers
 from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.shared.estimate import Estimate
@@ -29,7 +29,7 @@ def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:
             if remark := note(cell):
                 placement = f"{cell.framework} {cell.strategy} on {cell.ranks}"
                 console.print(f"  {placement}: {remark}", markup=False, highlight=False, soft_wrap=True)
-        for line in filter(None, (sentence(rows), resolution(rows))):
+        for line in filter(None, (*answers(rows), resolution(rows))):
             console.print(line, highlight=False, soft_wrap=True)
     console.print("Medians; +- is the 95 % confidence interval of the mean, spread the standard deviation of a launch.")
     console.print(f"Efficiencies are ratios within a round; compare.json has all {len(rules)} rules.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from allstep.commands.compare.answers import answers
 from allstep.commands.compare.cells import INDEPENDENT
-from allstep.commands.compare.ranking import groups, sentence
 from allstep.commands.compare.records import CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.compare.table import further_columns
@@ -24,13 +24,15 @@ _WORKLOADS = {
 def sections(result: ComparisonResult) -> list[Section]:
     """Return the overview, a section for each of compare's tables, failures, rules and environment."""
     cells = result.cells
-    found = [_overview(result)]
     measured: dict[tuple, list[CellResult]] = {}
     for cell in cells:
         if cell.images_per_second:
             measured.setdefault(cell.table, []).append(cell)
-    for (workload, model, batch_size, arithmetic), rows in measured.items():
-        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {arithmetic}", rows))
+    tables = {
+        f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {arithmetic}": rows
+        for (workload, model, batch_size, arithmetic), rows in measured.items()
+    }
+    found = [_overview(result, tables), *(_measured(title, rows) for title, rows in tables.items())]
     missed = [cell for cell in cells if cell.status not in ("ok", "pending")]
     apart = [cell for cell in cells if cell.images_per_second and not cell.comparable]
     if missed or apart:
@@ -45,27 +47,16 @@ def sections(result: ComparisonResult) -> list[Section]:
     return found
 
 
-def _overview(result: ComparisonResult) -> Section:
+def _overview(result: ComparisonResult, tables: Mapping[str, Sequence[CellResult]]) -> Section:
+    """Return the section that names the faster framework and strategy of each table, and what is not known."""
     cells = result.cells
     counts = {status: sum(cell.status == status for cell in cells) for status in ("ok", "partial", "pending")}
     text = [f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {result.updated}."]
     if not result.finished:
         text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
-    for group in _fastest([cell for cell in cells if cell.comparable]):
-        cell = group[0]
-        placement = f"{cell.workload}, {cell.model}, batch {cell.batch_size}, {cell.arithmetic}, {_ranks(cell)}"
-        rates = (f"{one.strategy} ({amount(median(one.images_per_second))} images/s)" for one in group)
-        suffix = ", not distinguished" if len(group) > 1 else ""
-        text.append(f"Fastest of {placement} in {cell.framework}: {' ~ '.join(rates)}{suffix}.")
-    return Section("Overview", text=text, commands=[result.command])
-
-
-def _fastest(cells: Sequence[CellResult]) -> list[list[CellResult]]:
-    """Return the fastest group of each framework in each table, on the largest number of ranks with a ranking."""
-    found: dict[tuple, list[CellResult]] = {}
-    for fastest, *_ in sorted(groups(cells).values(), key=lambda ranked: ranked[0][0].ranks):
-        found[(*fastest[0].table, fastest[0].framework)] = fastest
-    return list(found.values())
+    unknown = "There is nothing to rank: no framework has two strategies that may be compared on as many ranks."
+    found = {title: answers(rows, is_short=True) or [unknown] for title, rows in tables.items()}
+    return Section("Who is faster", answers=found, text=text, commands=[result.command])
 
 
 def _measured(title: str, cells: Sequence[CellResult]) -> Section:
@@ -83,7 +74,8 @@ def _measured(title: str, cells: Sequence[CellResult]) -> Section:
     )
     section.figures += [figure for caption, value, unit in quote if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(_table(cells))
-    section.text += filter(None, (sentence(cells), resolution(cells)))
+    in_overview = answers(cells, is_short=True)
+    section.text += [text for text in (*answers(cells), resolution(cells)) if text and text not in in_overview]
     section.commands = [cell.command for cell in cells]
     return section
 

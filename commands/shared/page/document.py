@@ -40,6 +40,8 @@ class Section:
     items: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     """Shell commands that reproduce the numbers."""
+    answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Sentences that a reader should see first, by what they are about."""
 
 
 def amount(value: float | None) -> str:

@@ -24,8 +24,8 @@ _INK, _FAINT = "#1c1f24", "#8a929d"  # colours of nothing else in a figure
 _MARKERS = "osD^vP"
 _DASHES = ("-", "--", "-.", ":")
 _REFERENCE_DASHES = (":", "--")
-_LONGEST_LABEL_OF_TWO = 28  # characters
-_WIDTH, _HEIGHT = 4.4, 3.1  # inches; small, so that text stays legible on a phone
+_LONGEST_LABEL_OF_TWO = 20  # characters
+_WIDTH, _HEIGHT = 3.6, 2.7  # inches; small, so that text stays legible on a phone
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def lines(
         axes.locator_params(axis="x", integer=True)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    look = {"ncols": columns, "frameon": False, "fontsize": 8}
+    look = {"ncols": columns, "frameon": False, "fontsize": 9}
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **look)
     return Drawing(caption, figure)
 
@@ -146,7 +146,7 @@ def bars(
     axes.grid(axis="y", visible=False)
     for placement, value, whisker in zip(places, values, whiskers or [0.0] * len(labels), strict=True):
         label = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axes.annotate(label, (value + whisker, placement), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(label, (value + whisker, placement), (3, 0), textcoords="offset points", va="center", fontsize=9)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
     return Drawing(caption, figure)
@@ -162,7 +162,7 @@ def confusion(caption: str, counts: Sequence[Sequence[int]], labels: Sequence[st
             if count:
                 look = {"facecolor": PALETTE[0], "linewidth": 0, "alpha": max(0.08, 0.75 * count / sum(values))}
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
-                axes.annotate(str(count), (column, row), ha="center", va="center", fontsize=min(8, 90 / len(labels)))
+                axes.annotate(str(count), (column, row), ha="center", va="center", fontsize=min(9, 90 / len(labels)))
     places, names = range(len(labels)), [printable(label) for label in labels]
     axes.set_xticks(places, names, rotation=90)
     axes.set_yticks(places, names)

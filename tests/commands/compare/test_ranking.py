@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from compared import cell, made, output, result
+from compared import cell, estimate, made, output, result
 
 from allstep.commands.compare import ranking, samples
+from allstep.commands.compare.answers import answers
 from allstep.commands.compare.records import CellResult
 
 RATES = {
@@ -61,8 +62,42 @@ def test_rivals_are_those_of_the_same_place_that_may_be_compared():
     assert (limit.against, horovod.against) == ({}, {})
 
 
-def test_a_table_tells_its_rankings_in_a_sentence():
-    assert ranking.sentence(ranked("horovod", "fsdp")) == (
-        "pytorch on 2: horovod > fsdp (> is faster, ~ not distinguished)."
-    )
-    assert ranking.sentence(ranked("horovod")) == ""
+def test_a_table_says_who_is_faster_by_how_much_and_what_is_unknown():
+    assert answers(ranked("horovod", "fsdp")) == [
+        "pytorch on 2 ranks: horovod is the fastest, 27.5% faster than fsdp (24.5% to 30.5%, 95%)."
+    ]
+    assert answers(ranked("horovod", "ddp", "fsdp")) == [
+        "pytorch on 2 ranks: horovod and ddp are equally fast as far as is known: they differ by at most 5.0%; horovod "
+        "is 27.5% faster than fsdp (24.5% to 30.5%, 95%)."
+    ]
+    assert answers(ranked("horovod", "fsdp", num_rounds=1)) == [
+        "pytorch on 2 ranks: horovod and fsdp were measured too few times to say which is the fastest."
+    ]
+    assert answers(ranked("horovod")) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (estimate(1.2, 0.1), "tensorflow is 20.0% faster than pytorch (1.10 to 1.30 times its speed, 95%)."),
+        (estimate(0.8, 0.1), "tensorflow is 20.0% slower than pytorch (0.70 to 0.90 times its speed, 95%)."),
+        (
+            estimate(1.0, 0.1),
+            "tensorflow and pytorch are equally fast as far as is known: tensorflow has 0.90 to 1.10 times the speed "
+            "of pytorch.",
+        ),
+        (
+            estimate(1.2, num=1),
+            "tensorflow had 1.20 times the speed of pytorch in one measurement, which proves nothing.",
+        ),
+    ],
+)
+def test_frameworks_are_compared_by_the_strategies_that_both_have(ratio, expected):
+    """Single processes of both are compared as well, but the sentence is about the strategy."""
+    both = [
+        result(cell(strategy=strategy, framework=framework), efficiency={"first_framework": ratio})
+        for framework in ("pytorch", "tensorflow")
+        for strategy in ("independent", "horovod")
+    ]
+    assert answers(both) == [f"horovod on 2 ranks: {expected}"]
+    assert answers(both[::2]) == [f"independent on 2 ranks: {expected}"]
