@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shlex
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from operator import attrgetter
@@ -23,9 +24,10 @@ from allstep.commands.shared.jobs import Outcome
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Measured
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.commands.shared.turns import Launch, run_in_turn
+from allstep.commands.shared.turns import Launch, Watch, run_in_turn
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import warn
+from allstep.common.base.progress_bar import ProgressBar
+from allstep.common.base.terminal import print_line, warn
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 
@@ -73,36 +75,57 @@ class Comparison:
 
     def run(self) -> None:
         """Judge all curves, then launch all cells round by round."""
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         self.write(finished=False)
-        console = Console(stderr=True, soft_wrap=True)
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=console, transient=True) as progress:
-            places = [placement for placement in self._places() if self._gates[placement.id] is None]
-            task = progress.add_task("", total=len(places) + len(self._cells) * self._num_rounds)
-            judge = gate.Gate(self._settings.gate_steps, self._launch, device=self._settings.device)
-            progress.update(task, description="gate")
-            judge.train(places)
-            for placement in places:
-                verdict = dataclasses.replace(
-                    judge.judge(placement, gate.reference_of(placement, self._places())), created=self._created
-                )
-                files.write(gate_path(self._directory, placement.id), verdict)
-                self._gates[placement.id] = verdict
-                console.print(f"gate: {placement.id}: {verdict.reason or verdict.status}", highlight=False)
-                progress.advance(task)
-            for number in range(self._num_rounds):
-                for cells in self._launched_together():
-                    due = [cell for cell in cells if self._is_due(cell, number)]
-                    progress.update(task, description=f"round {number + 1}: {cells[0].workload}")
-                    for sample in self._measure(due, number):
-                        found = sample.reason or f"{sample.images_per_second:.1f} images/s"
-                        console.print(f"round {number + 1}: {sample.cell_id}: {found}", highlight=False)
-                    if due:
-                        self.write(finished=False)
-                    progress.advance(task, len(cells))
+        places = [placement for placement in self._places() if self._gates[placement.id] is None]
+        rounds = range(self._num_rounds)
+        num_due = sum(self._is_due(cell, number) for cell in self._cells for number in rounds)
+        # A launch is half a part while it starts, and half while it takes its turns.
+        with ProgressBar(len(places) + num_due) as progress:
+            self._judge(places, progress)
+            num_begun = 0
+            for number, cells in itertools.product(rounds, self._launched_together()):
+                due = [cell for cell in cells if self._is_due(cell, number)]
+
+                def watch(launch: int, num_turns: int, due: Sequence[Cell] = due, before: int = num_begun) -> None:
+                    if num_turns:
+                        progress.advance(0.5 / self._num_turns(due[launch]))
+                    else:
+                        progress.reach(len(places) + before + launch / 2)
+                        progress.begin(f"cell {before + launch + 1} of {num_due}: {due[launch].id}")
+
+                for sample in self._measure(due, number, watch):
+                    found = sample.reason or f"{sample.images_per_second:.1f} images/s"
+                    print_line(f"round {number + 1}: {sample.cell_id}: {found}", sys.stderr)
+                num_begun += len(due)
+                if due:
+                    progress.reach(len(places) + num_begun)
+                    self.write(finished=False)
+
+    def _judge(self, places: Sequence[gate.GateRun], progress: ProgressBar) -> None:
+        """Train the curves that are not judged yet, and keep a verdict on each."""
+
+        def launch(commands: Sequence[list[str]]) -> list[Outcome]:
+            def watch(number: int, num_turns: int) -> None:
+                if not num_turns and len(commands) == len(places):  # other seeds come in vain for nearly all
+                    progress.reach(number)
+                    progress.begin(f"gate: curve {number + 1} of {len(places)}")
+
+            return self._launch(commands, watch)
+
+        judge = gate.Gate(self._settings.gate_steps, launch, device=self._settings.device)
+        judge.train(places)
+        for placement in places:
+            verdict = dataclasses.replace(
+                judge.judge(placement, gate.reference_of(placement, self._places())), created=self._created
+            )
+            files.write(gate_path(self._directory, placement.id), verdict)
+            self._gates[placement.id] = verdict
+            print_line(f"gate: {placement.id}: {verdict.reason or verdict.status}", sys.stderr)
+        progress.reach(len(places))
+
+    def _num_turns(self, cell: Cell) -> int:
+        """Return the number of turns of a launch, one of which is its end."""
+        return 1 + (self._settings.num_iters if cell.input == "synthetic" else self._settings.epochs)
 
     def write(self, *, finished: bool) -> ComparisonResult:
         """Write compare.json and return what it holds."""
@@ -186,7 +209,7 @@ class Comparison:
         tables = itertools.groupby(self._cells, lambda cell: dataclasses.replace(cell, compiled=False).table)
         return [sorted(cells, key=attrgetter("framework", "ranks")) for _, cells in tables]
 
-    def _measure(self, cells: Sequence[Cell], number: int) -> list[Sample]:
+    def _measure(self, cells: Sequence[Cell], number: int, watch: Watch) -> list[Sample]:
         target, launches, measured = self._settings.target_accuracy, [], []
         with scratch_folder("compare") as folder:
             for index, cell in enumerate(cells):
@@ -196,7 +219,7 @@ class Comparison:
                 launches.append((Launch(processes, own / "turns", strategy_entry(cell).polls), outputs))
             measures_start = all(cell.input == "synthetic" for cell in cells)
             starting = 1 if measures_start else 2
-            outcomes = self._run([launch for launch, _ in launches], starting=starting)
+            outcomes = self._run([launch for launch, _ in launches], starting=starting, watch=watch)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
                 good = outcome.status == "ok"
                 written = [files.read_json(Measured, output) for output in outputs if good]
@@ -215,15 +238,15 @@ class Comparison:
         kept = _read(kind, path)
         return kept if kept and kept.good and kept.created == self._created else None
 
-    def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
+    def _launch(self, commands: Sequence[list[str]], watch: Watch) -> list[Outcome]:
         """Run commands to their ends; without --no-turns, each one starts while the one before still runs."""
         with scratch_folder("compare") as folder:
             launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
-            return self._run(launches, starting=2 if self._settings.turns else 1)
+            return self._run(launches, starting=2 if self._settings.turns else 1, watch=watch)
 
-    def _run(self, launches: Sequence[Launch], *, starting: int) -> list[Outcome]:
-        num_threads = self._settings.threads_per_rank
-        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, starting=starting)
+    def _run(self, launches: Sequence[Launch], *, starting: int, watch: Watch) -> list[Outcome]:
+        limits = {"time_limit": self._time_limit, "num_threads": self._settings.threads_per_rank}
+        return run_in_turn(launches, **limits, starting=starting, watch=watch)
 
     def _commands_text(self, cell: Cell) -> str:
         launches, _ = commands(cell, self._settings, Path("FOLDER"))

@@ -28,6 +28,7 @@ from allstep.commands.doctor.finding import Finding
 from allstep.commands.hosts.command import Host, check, find_hosts, launch_lines, parse_list, read_hostfile
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, listed, nonempty_path, one_of
+from allstep.common.base.progress_bar import ProgressBar
 
 _FORMAT = {"format": "allstep-doctor", "version": 1}
 _SKIPPABLE = ("frameworks", "data", "ports", "all-reduce")
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     hosts = _hosts(flags)
     from allstep.commands.doctor.examination import examine  # imported late, since --help needs no NumPy and psutil
 
-    findings = examine(hosts, skip=flags.skip, data_dir=flags.data_dir)
+    with ProgressBar(2) as progress:
+        findings = examine(hosts, progress=progress, skip=flags.skip, data_dir=flags.data_dir)
     launcher = "horovodrun, MPI" if importlib.util.find_spec("horovod") else f"torchrun on {hosts[0].name}"
     command = launch_lines(hosts)[launcher]
     print(to_json(findings, command) if flags.json else to_text(findings, command))

@@ -24,6 +24,7 @@ from allstep.commands.doctor.conversation import Agent, Clock, NoAnswer, is_this
 from allstep.commands.doctor.facts import Facts
 from allstep.commands.doctor.finding import Finding, ok
 from allstep.commands.hosts.command import Host
+from allstep.common.base.progress_bar import ProgressBar
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Visit:
     port: int
 
 
-def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path | None = None) -> list[Finding]:
+def examine(
+    hosts: Sequence[Host], *, progress: ProgressBar, skip: Collection[str] = (), data_dir: Path | None = None
+) -> list[Finding]:
     """Check all hosts at once, then what is between them.
 
     Args:
@@ -47,9 +50,11 @@ def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path
     agents = [_agent(host.name, is_here=host.name == here, skip=skip, data_dir=data_dir) for host in hosts]
     if here not in [host.name for host in hosts]:  # this host only launches ranks on others
         agents.append(_agent(here, is_here=True, skip=("frameworks", "data", *skip), data_dir=data_dir))
+    progress.begin(f"looking at {', '.join(agent.host for agent in agents)}", in_log=False)
     try:
         with ThreadPoolExecutor(len(agents)) as pool:
             answers = list(pool.map(_visit, agents))
+        progress.advance()
         visits = {answer.agent.host: answer for answer in answers if isinstance(answer, Visit)}
         findings = [answer for answer in answers if isinstance(answer, Finding)]
         if here not in visits:  # all others would be compared with this host
@@ -62,6 +67,7 @@ def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path
     finally:
         for agent in agents:
             agent.end()
+    progress.begin("measuring all-reduce", in_log=False)
     if "all-reduce" not in skip and launchers.find_mpirun():
         findings += _check_all_reduce(hosts, visits, findings)
     return findings

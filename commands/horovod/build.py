@@ -27,6 +27,7 @@ from allstep.commands.horovod.patch_series import Patch, apply_patches, inserted
 from allstep.commands.horovod.pip import pip
 from allstep.commands.horovod.target import Target
 from allstep.commands.horovod.wheel import label, relabel
+from allstep.common.base.progress_bar import ProgressBar
 
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -190,17 +191,19 @@ def _compile(target: Target, tools: Tools, source: Path, log: Path, lock_fd: int
 
 
 class _Percentage:
-    """Progress filter that passes on CMake's percentage in steps of 5."""
+    """Progress filter that passes on CMake's percentage in steps of 5, with the time left."""
 
     def __init__(self) -> None:
         self.quote = -1
+        self._progress = ProgressBar(100)
 
     def __call__(self, line: str) -> str | None:
         found = re.match(r"\[\s*(\d+)%\]", line)
         if found is None or int(found[1]) // 5 <= self.quote:
             return None
         self.quote = int(found[1]) // 5
-        return f"building Horovod: {found[1]}%"
+        self._progress.reach(int(found[1]))
+        return ", ".join(filter(None, (f"building Horovod: {found[1]}%", self._progress.time_left())))
 
 
 def _options(target: Target) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str]
             continue
         quote = text
         if sys.stdout.isatty():
-            print(f"\r\033[K  {text[:100]}", end="", flush=True)
+            width = shutil.get_terminal_size().columns - 3
+            print(f"\r\033[K  {text[:width]}", end="", flush=True)
         else:
             print(f"  {text}", flush=True)
     return quote

@@ -11,6 +11,7 @@ stopped (SIGSTOP) between their turns.
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import signal
@@ -65,7 +66,18 @@ class Launch:
     """Whether ranks take processor time while they wait."""
 
 
-def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: int, starting: int = 1) -> list[Outcome]:
+Watch = Callable[[int, int], None]
+"""Function that is told the number of a launch, and how many turns it has had: 0 when it starts."""
+
+
+def run_in_turn(
+    launches: Sequence[Launch],
+    *,
+    time_limit: float,
+    num_threads: int,
+    starting: int = 1,
+    watch: Watch = lambda launch, num_turns: None,
+) -> list[Outcome]:
     """Run jobs to their ends, as many at a time as fit into memory; if one fails, the others go on.
 
     All jobs have the same number of blocks.
@@ -79,12 +91,14 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
     outcomes: list[Outcome] = []
     while len(outcomes) < len(launches):
         jobs: list[_Job] = []
+        first = len(outcomes)
         with ExitStack() as stack:
             guard = stack.enter_context(process_tree.guardian())
             try:
                 available = _available_memory()
                 largest = np.zeros_like(available)
-                for launch in launches[len(outcomes) :]:
+                for number, launch in enumerate(launches[first:], first):
+                    watch(number, 0)
                     jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
                     for job in jobs[: max(0, len(jobs) + 1 - starting)]:
                         job.arrive()
@@ -92,7 +106,7 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
                     largest = np.maximum(largest, before - available)
                     if np.any(available < _ROOM * largest):
                         break
-                _take_turns(jobs)
+                _take_turns(jobs, lambda job, num_turns, first=first: watch(first + job, num_turns))
             finally:  # all at the same time after an interrupt: each may take seconds
                 for job in jobs:
                     job.ask_to_end()
@@ -100,13 +114,17 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
     return outcomes
 
 
-def _take_turns(jobs: Sequence[_Job]) -> None:
+def _take_turns(jobs: Sequence[_Job], watch: Watch) -> None:
     for job in jobs:
         job.arrive()
-    while living := [job for job in jobs if job.outcome is None]:
+    for num_turns in itertools.count(1):
+        living = [job for job in jobs if job.outcome is None]
+        if not living:
+            return
         for job in living:
             job.resume()
             job.arrive()
+            watch(jobs.index(job), num_turns)
             if job.outcome and job.outcome.status == "ok":  # all have the same number of blocks and are about to exit
                 for other in living:
                     other.resume()

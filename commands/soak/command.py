@@ -29,6 +29,7 @@ if all held, 1 otherwise.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import sys
@@ -53,6 +54,7 @@ from allstep.commands.soak.resume_check import (
 )
 from allstep.commands.soak.training import Training, last_step
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, number, one_of, whole
+from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.process.requirements import need_frameworks
 
 OF_TORCHRUN = ("ddp", "fsdp")
@@ -111,7 +113,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"VIOLATION: {violation}", flush=True)
             sys.exit(1)
         return
-    soak = Soak()
+    with ProgressBar(flags.kills + flags.faults) as progress:
+        soak = Soak(progress)
+        _soak(soak, flags)
+    print(
+        f"{soak.num_struck['kill']} kills, {soak.num_in_writing} of them while a checkpoint was written, and "
+        f"{soak.num_struck['fault']} faults; {soak.num_violations} violations"
+    )
+    if soak.num_violations:
+        sys.exit(1)
+
+
+def _soak(soak: Soak, flags: argparse.Namespace) -> None:
     chance = random.Random(flags.seed)
     cases = kill_cases(flags.frameworks, flags.ranks, chance)
     if flags.slices:
@@ -119,12 +132,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     soak.run("kill", flags.kills, cases, draw_kill, chance)
     chance = random.Random(flags.seed)
     soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
-    print(
-        f"{soak.num_struck['kill']} kills, {soak.num_in_writing} of them while a checkpoint was written, and "
-        f"{soak.num_struck['fault']} faults; {soak.num_violations} violations"
-    )
-    if soak.num_violations:
-        sys.exit(1)
 
 
 def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random) -> Iterator[Case]:
@@ -208,7 +215,8 @@ class Struck:
 class Soak:
     """Disturbs runs, and counts disturbances and violations."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: ProgressBar) -> None:
+        self._progress = progress
         self.num_struck = {"kill": 0, "fault": 0}
         self.num_in_writing = self.num_violations = 0
         self._undisturbed: dict[tuple, Curve] = {}
@@ -217,6 +225,7 @@ class Soak:
         """Disturb runs `budget` times, one case after the other."""
         while self.num_struck[what] < budget:
             case = next(cases)
+            self._progress.begin(f"{what} {self.num_struck[what] + 1} of {budget}: {case}", in_log=False)
             if case.reference not in self._undisturbed:
                 self._undisturbed[case.reference] = train_undisturbed(*case.reference)
             left = min(chance.randint(1, MAX_A_RUN), budget - self.num_struck[what])
@@ -224,12 +233,12 @@ class Soak:
                 for struck in endure(case, self._undisturbed[case.reference], left, draw, chance):
                     self.num_struck[what] += 1
                     self.num_in_writing += struck.in_writing
-                    print(f"{what} {self.num_struck[what]}/{budget}: {case}: {struck}", flush=True)
-                print(f"{case}: ended as if undisturbed", flush=True)
+                    self._progress.end(f"{what} {self.num_struck[what]}/{budget}: {case}: {struck}")
+                self._progress.end(f"{case}: ended as if undisturbed", parts=0)
             except (Violation, TimeoutError) as violation:
                 self.num_violations += 1
                 self.num_struck[what] += 1
-                print(f"VIOLATION: {case}: {violation}", flush=True)
+                self._progress.end(f"VIOLATION: {case}: {violation}")
 
 
 def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: random.Random) -> Iterator[Struck]:

@@ -19,6 +19,7 @@ from typing import TextIO
 from allstep.commands.shared.records.runs import FILE
 from allstep.commands.soak.faults import CLEAN_SECONDS, Violation
 from allstep.commands.soak.training import Training, training
+from allstep.common.base.progress_bar import ProgressBar
 
 KILLED, FROZEN, LEFT, CUT = "a killed rank", "a frozen rank", "a host that leaves and returns", "a cut link"
 NUM_RANKS = 4
@@ -189,7 +190,9 @@ def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> 
             follower.close()
 
 
-def disturb(job: ElasticJob, mishaps: Sequence[str], until: float, chance: random.Random) -> dict[str, list[float]]:
+def disturb(
+    job: ElasticJob, mishaps: Sequence[str], until: float, chance: random.Random, progress: ProgressBar
+) -> dict[str, list[float]]:
     """Let at least one mishap happen, until the time `until`; return the seconds of each recovery by kind of mishap."""
     seconds = defaultdict(list)
     while True:
@@ -201,7 +204,8 @@ def disturb(job: ElasticJob, mishaps: Sequence[str], until: float, chance: rando
         let_return = job.suffer(mishap, chance)
         job.wait(lambda stand, before=before: stand.num_starts > before and stand.steps_since > 0)
         seconds[mishap].append(time.monotonic() - started)
-        print(f"{mishap}: steps went on after {seconds[mishap][-1]:.1f} s", flush=True)
+        progress.reach(min(progress.total, progress.total - (until - time.monotonic())))
+        progress.end(f"{mishap}: steps went on after {seconds[mishap][-1]:.1f} s", parts=0)
         if mishap in (LEFT, CUT):
             started = time.monotonic()
             let_return()

@@ -28,6 +28,7 @@ from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job
 from allstep.commands.soak.elastic_torchrun import torchrun_job
 from allstep.commands.soak.faults import Violation
 from allstep.commands.soak.training import training
+from allstep.common.base.progress_bar import ProgressBar
 
 FAULT_SECONDS = 6
 FLAGS = ("--model", "mlp", "--global-batch-size", 32, "--base-lr", 0.001, "--log-every", 1, "--slices", 4)
@@ -50,9 +51,10 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
             disturbed = elastic_job(program, hosts, directory, *flags, "--commit-every", 10)
         else:
             disturbed = torchrun_job(program, directory, *flags, "--checkpoint-every", 10)
-        with process_tree.guardian() as guard, disturbed as job:
+        with process_tree.guardian() as guard, disturbed as job, ProgressBar(60 * minutes) as progress:
             guard(job.mark)
-            seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance)
+            progress.begin(f"disturbing {framework}, {strategy} for {minutes:g} minutes")
+            seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance, progress)
             job.stop()
             total = time.monotonic() - started
         events = _events(directory / "run")

@@ -20,7 +20,7 @@ from allstep.commands.study.description import Description
 from allstep.commands.study.records import SUMMARY, StudyResult, StudyRun
 from allstep.commands.study.run_commands import LANDSCAPE, Variant
 from allstep.common.base.errors import Fault, UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.training.steps_in_flight import DIVERGED
 
 
@@ -80,15 +80,18 @@ def run_lacking(
     max_ranks = max(one.num_ranks for one in variants)
     num_threads = max(1, result.num_cores // (at_once * max_ranks))
     files.write(directory / SUMMARY, result)
-    for number, outcome in run_jobs(commands, at_once=at_once, time_limit=time_limit, num_threads=num_threads):
-        (variant, seed), placement = lacking[number], places[number]
-        run = _ended(variant, seed, placement, outcome, result.description.measures)
-        result = dataclasses.replace(result, updated=_now(), runs=(*result.runs, run))
-        files.write(directory / SUMMARY, result)
-        shutil.rmtree(placement / "checkpoints", ignore_errors=True)
-        how = "diverged" if run.diverged else _last(run, result.description.claims[0].measure)
-        count = f"{len(result.runs)} of {result.seeds * len(variants)}"
-        print_line(f"{count}: {variant.name}, seed {seed}: {how} ({outcome.seconds:.1f} s)")
+    total = result.seeds * len(variants)
+    with ProgressBar(total, done=len(result.runs)) as progress:
+        progress.begin(f"{total - len(result.runs)} of {total} trainings, {at_once} at a time")
+        for number, outcome in run_jobs(commands, at_once=at_once, time_limit=time_limit, num_threads=num_threads):
+            (variant, seed), placement = lacking[number], places[number]
+            run = _ended(variant, seed, placement, outcome, result.description.measures)
+            result = dataclasses.replace(result, updated=_now(), runs=(*result.runs, run))
+            files.write(directory / SUMMARY, result)
+            shutil.rmtree(placement / "checkpoints", ignore_errors=True)
+            how = "diverged" if run.diverged else _last(run, result.description.claims[0].measure)
+            count = f"{len(result.runs)} of {total}"
+            progress.end(f"{count}: {variant.name}, seed {seed}: {how}, {outcome.seconds:.1f} s")
     return result
 
 

@@ -31,6 +31,7 @@ from allstep.commands.tune.space import Space, corners, read_space, words_of
 from allstep.commands.tune.study import DIRECTIONS, keep_trials, next_trial, open_study
 from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import MAX_COUNT, WEEK, Parser, nonempty_path, nonempty_text, number, one_of, whole
+from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
@@ -61,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"expected to write {quote(flags.study)}: {error.strerror}; name another --study") from None
     study = open_study(flags.study, metric=flags.metric)
     typed = command("tune", argv)
-    while _run_next(study, flags, trainer_flags, space):
-        keep_trials(study, flags.study, metric=flags.metric, command=typed)
+    num_ended = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    with ProgressBar(flags.trials, done=num_ended) as progress:
+        while _run_next(study, flags, trainer_flags, space, progress):
+            keep_trials(study, flags.study, metric=flags.metric, command=typed)
     _keep_best(study, flags.study)
 
 
@@ -86,16 +89,19 @@ def _check(framework: str, trainer_flags: Sequence[str], space: Space) -> None:
         parse(tuple(STRATEGIES[framework]), ALONE, [*trainer_flags, *words_of(values)])
 
 
-def _run_next(study: Study, flags: argparse.Namespace, trainer_flags: Sequence[str], space: Space) -> bool:
+def _run_next(
+    study: Study, flags: argparse.Namespace, trainer_flags: Sequence[str], space: Space, progress: ProgressBar
+) -> bool:
     """Run one more trial, if the study lacks any; returns whether it did."""
     with next_trial(study, flags.study, space, flags.trials, seed=flags.seed) as (trial, num_killed):
         if num_killed:
             print_line(f"allstep: {num_killed} trial(s) of a killed search will be tried again", sys.stderr)
         if trial is None:
             return False
+        progress.begin(f"trial {trial.number} ({flags.trials} in all)", in_log=False)
         words = [*trainer_flags, "--seed", str(flags.seed), *words_of(trial.params)]
         outcome = run_job([_command(flags, trial.number, words)], time_limit=flags.trial_timeout, num_threads=None)
-        _finish(study, trial, outcome)
+        progress.end(_finish(study, trial, outcome))
     return True
 
 
@@ -107,8 +113,8 @@ def _command(flags: argparse.Namespace, number: int, words: Sequence[str]) -> li
     return [*map(str, (*launcher, *python, *module)), *words]
 
 
-def _finish(study: Study, trial: Trial, outcome: Outcome) -> None:
-    """Report to Optuna how the trial ended, and print a line.
+def _finish(study: Study, trial: Trial, outcome: Outcome) -> str:
+    """Report to Optuna how the trial ended, and return a line about it.
 
     Raises:
         Fault: the training failed for another reason than divergence.
@@ -123,10 +129,9 @@ def _finish(study: Study, trial: Trial, outcome: Outcome) -> None:
         raise Fault(f"trial {trial.number} ({values}) failed: {outcome.reason}")
     if diverged or reported["is_pruned"]:
         study.tell(trial.number, state=TrialState.PRUNED)
-        print_line(f"trial {trial.number}: {'diverged' if diverged else 'pruned'}  {values}")
-    else:
-        study.tell(trial.number, reported["value"])
-        print_line(f"trial {trial.number}: {reported['value']:.5g}  {values}")
+        return f"trial {trial.number}: {'diverged' if diverged else 'pruned'}  {values}"
+    study.tell(trial.number, reported["value"])
+    return f"trial {trial.number}: {reported['value']:.5g}  {values}"
 
 
 def _keep_best(study: Study, path: Path) -> None:

@@ -8,7 +8,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.recipe.progress import Progress
 from allstep.common.reporting.background import Background
 from allstep.common.reporting.base import Listeners, Reporter
-from allstep.common.reporting.console import EpochLines, ProgressBar
+from allstep.common.reporting.console import EpochLines, EpochProgress
 from allstep.common.reporting.jsonl import JsonLines, rewind
 
 __all__ = ["Reporter", "open_reporter"]
@@ -20,7 +20,7 @@ def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporte
         return Listeners()
     reporters: list[Reporter] = [EpochLines()]
     if sys.stderr.isatty():
-        reporters.append(ProgressBar(config.schedule.epochs))
+        reporters.append(EpochProgress(config.schedule.epochs))
     directory = config.output.output_dir
     if directory:
         path = directory / "metrics.jsonl"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.base.terminal import print_line
 from allstep.common.reporting.base import Reporter
 
@@ -47,28 +47,20 @@ def first_metric(fields: Mapping[str, Any]) -> str:
     return f", Validation {name.removeprefix('validation_').replace('_', ' ').capitalize()} = {fields[name]:.3f}"
 
 
-class ProgressBar(Reporter):
-    """Progress bar on standard error, which launchers pass on unchanged; it disappears when the run ends."""
+class EpochProgress(Reporter):
+    """Progress bar of the run, for terminals; launchers pass standard error on unchanged."""
 
     def __init__(self, num_epochs: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         self._num_epochs = num_epochs
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:.0f}%"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),
-        )
-        self._task = self._bar.add_task("", total=None)
-        self._bar.start()
+        self._bar: ProgressBar | None = None
 
     def progress(self, epoch: int, done: int, total: int) -> None:
-        self._bar.update(self._task, description=f"epoch {epoch}/{self._num_epochs}", completed=done, total=total)
+        reached = epoch - 1 + done / total
+        if self._bar is None:  # a resumed run begins in the middle
+            self._bar = ProgressBar(self._num_epochs, done=reached).__enter__()
+        self._bar.begin(f"epoch {epoch}/{self._num_epochs}")
+        self._bar.reach(reached)
 
     def close(self) -> None:
-        self._bar.stop()
+        if self._bar:
+            self._bar.close()

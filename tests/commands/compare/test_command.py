@@ -21,6 +21,7 @@ from allstep.commands.cli import call
 from allstep.commands.compare import measuring
 from allstep.commands.compare.cells import Settings
 from allstep.commands.compare.measuring import Comparison, gate_path, sample_path
+from allstep.commands.shared.jobs import Outcome
 from allstep.commands.shared.records import files
 from allstep.common.base.errors import UserError
 
@@ -136,6 +137,31 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
         assert status() == "pending"
         [line] = capsys.readouterr().err.splitlines()
         assert expected in line and "compare.json" in line
+
+
+def test_a_log_says_where_a_comparison_stands(tmp_path, monkeypatch, capsys):
+    """The launches are made up: each has its turns and fails."""
+
+    def run_in_turn(launches, *, watch, **_):
+        for number, _ in enumerate(launches):
+            watch(number, 0)
+        for number, _ in enumerate(launches):
+            watch(number, 1)
+        return [Outcome("failed", "of course", 0.0, 1.0, "")] * len(launches)
+
+    monkeypatch.setattr(measuring, "unavailable", lambda *_, **__: ())
+    monkeypatch.setattr(measuring, "run_in_turn", run_in_turn)
+    cells = [cell(strategy="horovod", ranks=ranks) for ranks in (1, 2)]
+    Comparison(tmp_path, cells, SETTINGS, num_rounds=1, time_limit=1, command="allstep compare").run()
+    lines = [line.replace(", less than a minute left", " (left)") for line in capsys.readouterr().err.splitlines()]
+    ids = [one.id for one in cells]
+    assert [line for line in lines if "of course" not in line] == [
+        "gate: curve 1 of 2",
+        "gate: curve 2 of 2 (left)",
+        f"cell 1 of 2: {ids[0]} (left)",
+        f"cell 2 of 2: {ids[1]} (left)",
+    ]
+    assert [line for line in lines if line.startswith("round")] == [f"round 1: {one}: of course" for one in ids]
 
 
 def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
