@@ -55,6 +55,21 @@ def test_every_variable_that_is_read_is_on_the_page(generate):
     assert read - listed - parts_of_names == set()
 
 
+@pytest.mark.parametrize("script", sorted((REPOSITORY / "docs" / "figures").glob("*.py")), ids=lambda path: path.stem)
+def test_figures_are_those_that_their_scripts_draw(script, monkeypatch):
+    monkeypatch.syspath_prepend(script.parent)
+    module = importlib.import_module(script.stem)
+    if script.stem != "drawing":
+        assert module.FILE.read_text() == module.figure(), f"run python {script.relative_to(REPOSITORY)}"
+
+
+def test_a_ring_adds_every_part_once_on_every_rank(monkeypatch):
+    """The figure is that of a real all-reduce: after six steps all parts of all ranks are sums over four."""
+    monkeypatch.syspath_prepend(REPOSITORY / "docs" / "figures")
+    *_, last = importlib.import_module("ring").steps()
+    assert last == [[{0, 1, 2, 3}] * 4] * 4
+
+
 @pytest.mark.full
 def test_site_is_built_without_a_warning(tmp_path):
     if importlib.util.find_spec("sphinx") is None:

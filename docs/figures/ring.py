@@ -1,0 +1,52 @@
+"""Draw docs/explanation/ring.svg, a ring all-reduce of four ranks: `python docs/figures/ring.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drawing import box, page, text
+
+FILE = Path(__file__).resolve().parents[1] / "explanation" / "ring.svg"
+NUM_RANKS = 4
+CELL, GAP, LEFT, TOP = 22, 30, 70, 60
+COLOURS = ("var(--c0)", "var(--c1)", "var(--c2)", "var(--faint)")
+
+
+def steps() -> list[list[list[set[int]]]]:
+    """Return, after each step, the ranks whose values each part of each rank is the sum of."""
+    state = [[{rank} for _ in range(NUM_RANKS)] for rank in range(NUM_RANKS)]
+    found = [state]
+    for step in range(2 * (NUM_RANKS - 1)):
+        state = [list(parts) for parts in state]
+        adds = step < NUM_RANKS - 1
+        for rank in range(NUM_RANKS):  # each sends one part to the next rank of the ring
+            part = (rank - step) % NUM_RANKS
+            sent = found[-1][rank][part]
+            received = (rank + 1) % NUM_RANKS
+            state[received][part] = found[-1][received][part] | sent if adds else sent
+        found.append(state)
+    return found
+
+
+def figure() -> str:
+    """Return the figure: a column after each step, a row for each rank, and four parts in each."""
+    parts = []
+    for step, state in enumerate(steps()):
+        x = LEFT + step * (NUM_RANKS * CELL + GAP)
+        title = "at first" if not step else f"step {step}"
+        parts.append(text(title, x + NUM_RANKS * CELL / 2, TOP - 12, size=12))
+        for rank, sums in enumerate(state):
+            for part, added in enumerate(sums):
+                share = len(added) / NUM_RANKS
+                at = x + part * CELL, TOP + rank * (CELL + 12)
+                parts.append(box(*at, CELL - 3, CELL, COLOURS[part], fill=0.15 + 0.6 * share**2))
+                parts.append(text(str(len(added)), at[0] + (CELL - 3) / 2, at[1] + 16, size=12))
+    parts += [text(f"rank {rank}", 8, TOP + rank * (CELL + 12) + 16, anchor="start") for rank in range(NUM_RANKS)]
+    width = NUM_RANKS * CELL + GAP
+    names = (("reduce-scatter: each part is added once more", 1), ("all-gather: whole sums are passed on", NUM_RANKS))
+    parts += [text(name, LEFT + width * first, 20, anchor="start") for name, first in names]
+    return page(parts, LEFT + 7 * width, TOP + NUM_RANKS * (CELL + 12) + 8)
+
+
+if __name__ == "__main__":
+    FILE.write_text(figure())
