@@ -1,7 +1,7 @@
 """Cost of messages between ranks other than gradients, as it grows with the number of ranks.
 
-The costs of heartbeats are fitted to the measurements in docs/scale.md, within 15 % of each share from 64 to 4,096
-ranks; beyond, they are extrapolated linearly.
+The costs of heartbeats are fitted to the measurements in docs/measurements/control-plane.md, within 15 % of each share
+from 64 to 4,096 ranks; beyond, they are extrapolated linearly.
 """
 
 from __future__ import annotations

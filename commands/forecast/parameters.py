@@ -59,7 +59,7 @@ BOUNDS = {
     "tcp": Bounds(0.3, 0.9, "share of Ethernet's nominal bandwidth that TCP reaches between hosts"),
     "contention": Bounds(0.0, 1.0, "share of its speed that computing loses while GPUs communicate"),
     "tcp_contention": Bounds(0.0, 1.0, "the same while hosts communicate by TCP"),
-    # From one slow core with unpinned copies to a fast one: docs/measuring.md has 1.3 GB/s for MPI's part alone.
+    # From one slow core with unpinned copies to a fast one: 1.3 GB/s were measured for MPI's part alone.
     "host_memory": Bounds(0.3, 1.5, "GB/s that a rank copies and reduces in host memory"),
     # No tail in a ResNet; embeddings are 10 % of BERT large, 22 % of BERT base and 31 % of GPT-2.
     "tail": Bounds(0.0, 0.4, "share of parameters in the last gradient of a network known by its size alone"),

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from ranks import REPOSITORY, full, run
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-TUTORIAL = sorted((REPOSITORY / "docs" / "tutorial").glob("*.md"))
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md"]
+PAGES += [path for place in ("", "explanation", "measurements") for path in sorted((DOCS / place).glob("*.md"))]
+TUTORIAL = sorted((DOCS / "tutorial").glob("*.md"))
 # `make test` would run this test, and the tests of the trainers cover `make train`.
 NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
 

@@ -1,4 +1,4 @@
-"""Cost of the control plane. Oracles: the table in docs/scale.md, and a ring followed by hand."""
+"""Cost of the control plane. Oracles: the table in docs/measurements/control-plane.md, and a ring followed by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAT = Cluster(1, Link(0.0, math.inf), Link(1e-5, 1e9))
     [(64, 64, 63, 0.6), (256, 8, 38, 0.5), (1024, 8, 134, 1.1), (4096, 8, 518, 2.7), (4096, 4096, 4095, 7.8)],
 )
 def test_the_watch_costs_what_was_measured(num_ranks, ranks_per_host, connections, percent):
-    """Oracle: the table in docs/scale.md; one host of 4,096 ranks stands for a connection per rank."""
+    """One host of 4,096 ranks stands for a connection per rank."""
     cluster = Cluster(ranks_per_host, Link(0.0, math.inf), Link(0.0, math.inf))
     found = control_plane(Workload(uniform(1000, 1), 32, 0.2), cluster, num_ranks, step_seconds=0.2)
     assert found.num_connections == connections
