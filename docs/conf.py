@@ -41,13 +41,16 @@ html_css_files = ["images.css"]
 html_copy_source = False
 html_theme_options = {"source_directory": "docs/"}
 
-LINK_OUT = re.compile(r"\[([^\]]*)\]\(\.\./([^)#]+)(#[^)]*)?\)")
-"""Link from a page of docs/ to another file of the repository."""
+LINK_UP = re.compile(r"\[([^\]]*)\]\((\.\./[^)#]+)(#[^)]*)?\)")
+"""Link from a page to a file of a folder above, which may be out of docs/."""
 
 
-def link_inside(match: re.Match[str]) -> str:
-    """Return a link as the site has it: a generated page, or the name of a file that only the repository has."""
+def link_inside(match: re.Match[str], page: str) -> str:
+    """Return a link as the site has it: a page, or the name of a file that only the repository has."""
     text, path, anchor = match.groups()
+    path = os.path.normpath(Path("docs", page).parent / path)
+    if path.startswith("docs/"):
+        return match[0]
     if path in generate.REPOSITORY_PAGES:
         return f"[{text}](/generated/{generate.REPOSITORY_PAGES[path]}{anchor or ''})"
     return f"{text} (`{path}`)" if path not in text else text
@@ -56,7 +59,7 @@ def link_inside(match: re.Match[str]) -> str:
 def read_source(_app: Sphinx, page: str, content: list[str]) -> None:
     """Replace links out of docs/ in a page's text."""
     if not page.startswith("generated/"):
-        content[0] = LINK_OUT.sub(link_inside, content[0])
+        content[0] = LINK_UP.sub(lambda match: link_inside(match, page), content[0])
 
 
 def setup(app: Sphinx) -> None:

@@ -30,22 +30,24 @@ def steps() -> list[list[list[set[int]]]]:
 
 def figure() -> str:
     """Return the figure: a column after each step, a row for each rank, and four parts in each."""
-    parts = []
+    names = ("reduce-scatter: each part is added once more", "all-gather: whole sums are passed on")
+    width, height = NUM_RANKS * CELL + GAP, TOP + NUM_RANKS * (CELL + 12)
+    parts = [text(name, LEFT + width, 20 + row * height, anchor="start") for row, name in enumerate(names)]
     for step, state in enumerate(steps()):
-        x = LEFT + step * (NUM_RANKS * CELL + GAP)
+        row, column = (0, step) if step < NUM_RANKS else (1, step - NUM_RANKS + 1)
+        x, top = LEFT + column * width, TOP + row * height
         title = "at first" if not step else f"step {step}"
-        parts.append(text(title, x + NUM_RANKS * CELL / 2, TOP - 12, size=12))
+        parts.append(text(title, x + NUM_RANKS * CELL / 2, top - 12, size=12))
         for rank, sums in enumerate(state):
             for part, added in enumerate(sums):
                 share = len(added) / NUM_RANKS
-                at = x + part * CELL, TOP + rank * (CELL + 12)
+                at = x + part * CELL, top + rank * (CELL + 12)
                 parts.append(box(*at, CELL - 3, CELL, COLOURS[part], fill=0.15 + 0.6 * share**2))
                 parts.append(text(str(len(added)), at[0] + (CELL - 3) / 2, at[1] + 16, size=12))
-    parts += [text(f"rank {rank}", 8, TOP + rank * (CELL + 12) + 16, anchor="start") for rank in range(NUM_RANKS)]
-    width = NUM_RANKS * CELL + GAP
-    names = (("reduce-scatter: each part is added once more", 1), ("all-gather: whole sums are passed on", NUM_RANKS))
-    parts += [text(name, LEFT + width * first, 20, anchor="start") for name, first in names]
-    return page(parts, LEFT + 7 * width, TOP + NUM_RANKS * (CELL + 12) + 8)
+    for rank in range(NUM_RANKS):
+        parts.append(text(f"rank {rank}", 8, TOP + rank * (CELL + 12) + 16, anchor="start"))
+        parts.append(text(f"rank {rank}", LEFT + 38, TOP + height + rank * (CELL + 12) + 16, anchor="start"))
+    return page(parts, LEFT + NUM_RANKS * width, 2 * height)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import ast
+import functools
 import html
+import http.server
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 
 import pytest
+from browser import CUT_OFF, WIDTHS, chromium
 from ranks import REPOSITORY
-from requirements import skip
+from requirements import need, skip
 
 from allstep.commands.cli import COMMANDS
 from allstep.common.config.train_config import TrainConfig
 
 SITE = REPOSITORY / "docs" / "site"
+ARTEFACTS = REPOSITORY / "build" / "artefacts" / "site"
+"""Folder of the screenshots; git ignores build/."""
+PAGES = ("index", "search", "tutorial/two-ranks", "explanation/all-reduce", "api", "generated/all-flags")
+FOUND = """new Promise(resolve => {
+  const look = () => {
+    const links = [...document.querySelectorAll("#search-results li a")].map(link => link.href);
+    links.length > 2 ? resolve(links.join(" ")) : setTimeout(look, 50);
+  };
+  look();
+})"""
+"""Expression for the pages that a search has found."""
 READ = re.compile(r'environ(?:\.get\(|\[)"([A-Z_]+)"(?!\] = )|"([A-Z_]+)" in (?:os\.)?environ')
 
 
@@ -70,13 +87,54 @@ def test_a_ring_adds_every_part_once_on_every_rank(monkeypatch):
     assert last == [[{0, 1, 2, 3}] * 4] * 4
 
 
-@pytest.mark.full
-def test_site_is_built_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Return a folder with the site; it takes a minute."""
     if importlib.util.find_spec("sphinx") is None:
         skip("this environment lacks sphinx: pip install -r docs/requirements.txt")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", "docs", tmp_path]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", f"{folder}/.trees", "docs", folder]
     built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    start = html.unescape((tmp_path / "index.html").read_text())
-    assert [link for link in re.findall(r'href="([^":#?]+)["#?]', start) if not (tmp_path / link).exists()] == []
-    assert "allstep.pytorch.Session" in (tmp_path / "api.html").read_text()
+    return folder
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Print no line for each file."""
+
+
+@contextmanager
+def served(folder):
+    """Serve a folder to this machine, and yield its address."""
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.full
+def test_links_inside_lead_to_pages_and_headings(site):
+    """Sphinx warns of unknown pages and headings; this sees links that are shown as plain text, or leave the site."""
+    start = html.unescape((site / "index.html").read_text())
+    assert [link for link in re.findall(r'href="([^":#?]+)["#?]', start) if not (site / link).exists()] == []
+    assert "allstep.pytorch.Session" in (site / "api.html").read_text()
+    assert 'href="../bits.html"' in (site / "measurements" / "slices.html").read_text()
+    assert 'href="../five-steps.html"' in (site / "tutorial" / "two-ranks.html").read_text()
+
+
+@pytest.mark.full
+def test_a_browser_shows_the_site_at_any_width_without_an_error(site, tmp_path):
+    """The pages come from a server, as a reader's do; screenshots are kept."""
+    need("chromium")
+    with served(site) as address, chromium(tmp_path) as tab:
+        for page, width, is_dark in itertools.product(PAGES, WIDTHS, (False, True)):
+            query = "?q=learning+rate" if page == "search" else ""
+            tab.open(f"{address}/{page}.html{query}", width=width, dark=is_dark)
+            if page == "search":
+                assert "two-ranks" in tab.run(FOUND) or "learning-rate" in tab.run(FOUND)
+            tab.screenshot(ARTEFACTS / f"{page.replace('/', '-')}-{width}-{'dark' if is_dark else 'light'}.png")
+            assert (page, tab.errors, tab.run(CUT_OFF)) == (page, [], [])
+            assert tab.run("document.documentElement.scrollWidth") <= width
+            assert tab.run("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)") == []
