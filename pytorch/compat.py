@@ -44,15 +44,21 @@ def set_max_programs(number: int) -> None:
 def sgd_step(optimizer: torch.optim.SGD) -> None:
     """Take a step of torch 2.14's SGD without its wrapper (see `without_compiler`); call it in torch.no_grad.
 
-    Its kernels take velocities of all weights or of none. A weight whose first gradient comes later begins with zeros,
-    from which momentum makes the gradient itself, as without the kernels.
+    Its kernels take velocities of all weights or of none, and no sparse gradients. A weight whose first gradient comes
+    later begins with zeros, from which momentum makes the gradient itself, as without the kernels.
     """
     for group in optimizer.param_groups:
-        states = [optimizer.state[one] for one in group["params"] if one.grad is not None and group["momentum"]]
-        if any(state.get("momentum_buffer") is not None for state in states):
-            for parameter in group["params"]:
-                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
-                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        trained = [one for one in group["params"] if one.grad is not None]
+        has_sparse = any(one.grad.is_sparse for one in trained)
+        if has_sparse:
+            group["fused"] = None
+        if not group["momentum"]:
+            continue
+        states = [optimizer.state[one] for one in trained]
+        if has_sparse or any(state.get("momentum_buffer") is not None for state in states):
+            for parameter, state in zip(trained, states, strict=True):
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
     inspect.unwrap(torch.optim.SGD.step)(optimizer)
 
 

@@ -37,7 +37,8 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None, *, war
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
 
-        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args), warns=warns)
+        options, sharded = parsed(config.model_args), config.strategy_name == "fsdp"
+        return build_other(config.model, dataset, config.data.seed, own, options, warns=warns, sharded=sharded)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)

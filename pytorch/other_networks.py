@@ -27,7 +27,8 @@ from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
-from allstep.pytorch.kept.network_state import Snapshot, can_train, check, entries, is_lazy, make_dense
+from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
+from allstep.pytorch.kept.pass_state import PassState, Snapshot, note_pass_state, pass_state
 from allstep.pytorch.kept.uses import noting_uses
 from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 
@@ -40,14 +41,16 @@ def build_other(
     options: Mapping[str, Any] | None = None,
     *,
     warns: bool = True,
+    sharded: bool = True,
 ) -> nn.Module:
-    """Build the network that `model` names and try it on two samples of zeros.
+    """Build the network that `model` names and try it on two samples of random numbers.
 
     Args:
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
-        warns: whether to warn of a softmax at the end.
+        warns: whether to warn of a softmax at the end, and of state that checkpoints lack.
+        sharded: whether the strategy has to know how weights are used (see `kept.uses`).
 
     Raises:
         UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
@@ -60,15 +63,25 @@ def build_other(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
             )
         _check_weights(network, model)
-        outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
+        outputs = user_file.call(_outputs, network, dataset, sharded, flag=f"--model {model}")
     else:
-        network, outputs = _of_library(model, dataset, options or {}, seed)
+        network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
     if warns and dataset.task == "classification" and isinstance(outputs, torch.Tensor) and are_probabilities(outputs):
         warn(
             f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; leave "
             "the softmax out"
         )
+    if warns and (forgotten := pass_state(network).forgotten):
+        warn(
+            f"--model {model} changes {forgotten[0]} in training, which its state_dict() lacks: checkpoints lack it, "
+            "and a resumed run begins with its first value; register it as a buffer, or return it from get_extra_state"
+        )
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
+    if unused := next((name for name, module in network.named_modules() if is_lazy(module)), None):
+        raise UserError(
+            f"expected all lazy layers of --model {model} to be used, received {unused}, whose shapes are not known "
+            "after a pass; give it its sizes, or remove it"
+        )
     _check_weights(network, model)  # again, since lazy layers have weights now
     return network
 
@@ -83,13 +96,15 @@ def _of_user(model: str, dataset: Dataset, own: Any, options: Mapping[str, Any])
     return build
 
 
-def _of_library(model: str, dataset: Dataset, options: Mapping[str, Any], seed: int) -> tuple[nn.Module, object]:
+def _of_library(
+    model: str, dataset: Dataset, options: Mapping[str, Any], seed: int, *, sharded: bool
+) -> tuple[nn.Module, object]:
     """Return a library's network and its outputs; one that needs to know the size of images is told."""
     library, _, name = model.partition(":")
     build = {"timm": _timm, "torchvision": _torchvision}[library]
     try:
         network = build(name, dataset, options)
-        return network, _outputs(network, dataset)
+        return network, _outputs(network, dataset, sharded)
     except UserError:
         raise
     except Exception as error:
@@ -98,7 +113,7 @@ def _of_library(model: str, dataset: Dataset, options: Mapping[str, Any], seed: 
         try:
             torch.manual_seed(seed)
             network = build(name, dataset, {**size, **options})
-            outputs = _outputs(network, dataset)
+            outputs = _outputs(network, dataset, sharded)
         except Exception:
             raise cannot_build(model, dataset, error) from error
         if apparent_rank() == 0:
@@ -106,8 +121,8 @@ def _of_library(model: str, dataset: Dataset, options: Mapping[str, Any], seed: 
         return network, outputs
 
 
-def _outputs(network: nn.Module, dataset: Dataset) -> object:
-    """Move the network to the default device, and return its outputs for two samples of zeros.
+def _outputs(network: nn.Module, dataset: Dataset, sharded: bool) -> object:
+    """Move the network to the default device, and return its outputs for two samples of random numbers.
 
     It is tried in training as well, where some networks return something else; weights, buffers and random numbers
     stay as they are.
@@ -115,22 +130,24 @@ def _outputs(network: nn.Module, dataset: Dataset) -> object:
     Returns: outputs in validation, or those in training if these have another shape.
     """
     shape = (2, *dataset.input_shape)
-    inputs = torch.zeros(shape, dtype=torch.int64 if dataset.input_type == "int64" else torch.float32)
-    inputs = inputs.permute(0, 3, 1, 2) if len(shape) == 4 else inputs
+
+    def drawn() -> torch.Tensor:
+        if dataset.input_type == "int64":
+            return torch.randint(max(1, dataset.num_tokens), shape)
+        return torch.randn(shape).permute(0, 3, 1, 2) if len(shape) == 4 else torch.randn(shape)
+
     return_logits(network, tuple(dataset.output_shape))
-    network.to(inputs.device)
-    with torch.no_grad(), torch.random.fork_rng():
+    network.to(torch.empty(0).device)
+    with torch.no_grad(), torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+        inputs = drawn()
         if any(map(is_lazy, network.modules())):
             network.eval()(inputs)
-        with _unchanged(network) as before:
-            with _noting_values(network):
-                outputs = network.eval()(inputs)
-            counters = {name: one.clone() for name, one in entries(network) if _may_count(one)}
-            with noting_uses(network):
-                trained = network.train()(inputs)
-            set_first = (name for name, one in network.named_parameters() if before.is_changed(one))
-            counted = (name for name, one in entries(network) if name in counters and not one.equal(counters[name]))
-            vars(network).update({_SETS_WEIGHT: next(set_first, None), _COUNTS: next(counted, None)})
+        before = Snapshot(network)
+        with _noting_values(network):
+            outputs = network.eval()(inputs)
+        observer = noting_uses(network) if sharded else contextlib.nullcontext()
+        trained = note_pass_state(network.train(), inputs, torch.cat([inputs[:1], drawn()[1:]]), observer)
+        before.restore()
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
@@ -181,14 +198,6 @@ def _check_weights(network: nn.Module, model: str) -> None:
     make_dense(network)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"expected a network with weights to train from --model {model}, received none; return another")
-    for name, module in network.named_modules():
-        if isinstance(module, BatchNorm) and not is_lazy(module):
-            if module.momentum is None:
-                raise UserError(
-                    f"expected batch norms with a momentum in --model {model}, received {name} without; give it one, "
-                    "as in 0.1"
-                )
-            module.register_buffer("num_batches_tracked", None)  # PyTorch needs it only without momentum
 
 
 class Reseed(Hook):
@@ -201,11 +210,6 @@ class Reseed(Hook):
         torch.manual_seed(step_seed(session.config.data.seed, session.progress.step, session.placement.rank))
 
     on_step = on_start
-
-
-def _may_count(tensor: torch.Tensor) -> bool:
-    """Return whether an entry of a network's state is integers, or bytes of `get_extra_state`."""
-    return not can_train(tensor) and tensor.dtype != torch.bool
 
 
 class NormCheck(Hook):
@@ -228,18 +232,27 @@ class NormCheck(Hook):
         """
         config = session.config
         num_parts = config.parallel.num_slices or session.placement.world_size * config.parallel.accumulate_steps
-        name = getattr(self._network, _SETS_WEIGHT, None)
-        if name and num_parts > 1 and not session.progress.step:
+        state, weights = pass_state(self._network), dict(self._network.named_parameters())
+        for name in state.sampled if num_parts > 1 else ():
+            if name not in weights:
+                raise UserError(
+                    f"--model {config.model} changes {name} by the samples of each pass, of which each rank or pass "
+                    "would see a part; train in one process without --accumulate-steps and --slices, or give it a name "
+                    f"that begins with running_ if its mean over ranks will do"
+                )
+            if not session.progress.step:
+                raise UserError(
+                    f"--model {config.model} sets {name} from its first samples, of which each rank or pass would see "
+                    "a part; begin in one process without --accumulate-steps and --slices, and go on from there by "
+                    "--resume"
+                )
+        if state.repeated and config.parallel.slices:
             raise UserError(
-                f"--model {config.model} sets {name} from its first samples, of which each rank or pass would see a "
-                "part; begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
+                f"--model {config.model} changes {min(state.repeated)} in each pass, of which --slices takes several a "
+                "step; leave it out"
             )
-        name = getattr(self._network, _COUNTS, None)
-        if name and num_parts > session.placement.world_size:
-            raise UserError(
-                f"--model {config.model} changes {name} in each pass, of which --accumulate-steps and --slices take "
-                "several a step; leave them out"
-            )
+        if num_parts > 1 and session.placement.rank == 0:
+            _tell(state, config.model)
         if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:
             return  # the batch size is that of the run before
         if config.parallel.sync_batch_norm:
@@ -255,15 +268,21 @@ class NormCheck(Hook):
                 )
 
 
-_ONE_VALUE, _SETS_WEIGHT, _COUNTS = "allstep_one_value", "allstep_sets_weight", "allstep_counts"
+def _tell(state: PassState, model: str) -> None:
+    """Warn of what makes several ranks or passes something else than one with the whole batch."""
+    if state.couples:
+        warn(
+            f"--model {model} computes the samples of a pass together, of which each rank or pass has a part: it is "
+            "not trained as in one process with the whole batch"
+        )
+    if state.hooked:
+        warn(
+            f"--model {model} has hooks for the gradient of {state.hooked}, which see that of each rank or pass, "
+            "before they are averaged"
+        )
 
 
-@contextlib.contextmanager
-def _unchanged(network: nn.Module) -> Iterator[Snapshot]:
-    """Put the state of `network` back afterwards."""
-    before = Snapshot(network)
-    yield before
-    before.restore()
+_ONE_VALUE = "allstep_one_value"
 
 
 @contextlib.contextmanager

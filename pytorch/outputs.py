@@ -27,7 +27,8 @@ class WithHeads(NamedTuple):
 
 def return_logits(network: nn.Module, shape: tuple[int, ...]) -> None:
     """Have `network` return its logits, (n, `shape`), where it returns them among others."""
-    network.register_forward_hook(lambda _module, _inputs, outputs: _reduced(outputs, shape))
+    if not isinstance(network, torch.jit.ScriptModule):  # which takes no hooks
+        network.register_forward_hook(lambda _module, _inputs, outputs: _reduced(outputs, shape))
 
 
 def with_heads(loss: Measure) -> Measure:

@@ -11,6 +11,7 @@ import torch
 
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
+from allstep.pytorch.kept.pass_state import to_repeat
 from allstep.pytorch.observer import Observer, observed
 from allstep.pytorch.strategies.batch_norm import uncounted
 
@@ -77,8 +78,10 @@ class Passes:
     observers: Sequence[Observer]
 
     def __call__(self, batch: Batch, loss_scale: float, num_steps: int) -> torch.Tensor:
-        loss_sums = []
+        loss_sums, repeat = [], to_repeat(self.network) if self.number > 1 else None
         for number in range(self.number):
+            if repeat and number:
+                repeat()
             begin, end = rank_slice(0, len(batch.inputs), rank=number, world_size=self.number)
             # All ranks need the same number of passes, so one without samples runs on a sample of weight 0.
             inputs, targets = self.inputs(batch, begin, max(end, begin + 1))

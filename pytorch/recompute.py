@@ -45,14 +45,14 @@ class _Block:
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
         """Keep batch norms from updating their running statistics, which already include these samples."""
-        momenta = [norm.momentum for norm in self._norms]
+        before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
         for norm in self._norms:
-            norm.momentum = 0.0
+            norm.momentum, norm.num_batches_tracked = 0.0, None
         try:
             yield
         finally:
-            for norm, momentum in zip(self._norms, momenta, strict=True):
-                norm.momentum = momentum
+            for norm, (momentum, count) in zip(self._norms, before, strict=True):
+                norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def _steps(sequence: nn.Sequential) -> list[Callable[[torch.Tensor], torch.Tensor]]:

@@ -12,7 +12,7 @@ import torch
 
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.pytorch.kept import network_state
-from allstep.pytorch.kept.network_state import Snapshot, as_real
+from allstep.pytorch.kept.pass_state import Snapshot, running_statistics
 from allstep.pytorch.optimizers.state import OptimizerState
 from allstep.pytorch.step import Step
 from allstep.pytorch.strategies.strategy import Strategy
@@ -28,8 +28,12 @@ class State:
         self._network, self._optimizer_state, self._step, self._strategy = network, optimizer_state, step, strategy
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        # Floats among the buffers may be each rank's own until they are averaged.
-        buffers = ((name, one) for name, one in self._network.named_buffers() if _is_same(one))
+        averaged = {id(one) for one in running_statistics(self._network)}  # which are each rank's own until then
+        buffers = (
+            (name, one)
+            for name, one in self._network.named_buffers()
+            if one.layout == torch.strided and not one.is_meta and id(one) not in averaged
+        )
         return (
             (name, array)
             for name, one in itertools.chain(local_parameters(self._network), buffers)
@@ -66,7 +70,7 @@ class State:
             }
 
     def average_statistics(self) -> None:
-        statistics = [as_real(buffer) for buffer in self._network.buffers() if _is_averaged(buffer)]
+        statistics = list(running_statistics(self._network))
         collectives = self._strategy.collectives
         if not statistics or collectives.world_size == 1:
             return
@@ -89,16 +93,6 @@ class State:
         self._step.optimizer.state.update(slots)
         for observer, state in zip(self._step.observers, states, strict=True):
             observer.state = state
-
-
-def _is_averaged(buffer: torch.Tensor) -> bool:
-    """Return whether ranks average a buffer, as running statistics are averaged; they must agree on all others."""
-    return buffer.layout == torch.strided and network_state.can_train(buffer)
-
-
-def _is_same(buffer: torch.Tensor) -> bool:
-    """Return whether a buffer of this rank must be the same on all of them."""
-    return buffer.layout == torch.strided and not network_state.can_train(buffer) and not buffer.is_meta
 
 
 def local_parameters(network: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

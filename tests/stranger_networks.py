@@ -212,6 +212,42 @@ class Listed(Base):
         return functional.linear(hidden, self.weights[0])
 
 
+class Averages(Base):
+    """A teacher whose weights follow the others, and a layer with the largest singular value of 1."""
+
+    def more(self) -> None:
+        self.teacher = nn.Linear(6, 6).requires_grad_(False)
+        self.teacher.load_state_dict(self.b.state_dict())
+        parametrizations.spectral_norm(self.a)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.b.weight, 0.1)
+        return hidden + self.teacher(hidden)
+
+
+class Norms(Base):
+    """Batch norms without a shift, and with a momentum that is none; both count batches."""
+
+    def more(self) -> None:
+        self.norm, self.cumulative = nn.BatchNorm1d(6), nn.BatchNorm1d(6, momentum=None)
+        self.norm.register_parameter("bias", None)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.cumulative(self.norm(hidden))
+
+
+class Sparse(Base):
+    """Sparse gradients."""
+
+    def more(self) -> None:
+        self.table = nn.Embedding(6, 6, sparse=True)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.table(hidden.argmax(1) // 2)
+
+
 class Named(Base):
     """Logits in an object, beside others."""
 
@@ -242,7 +278,7 @@ NETWORKS = {
     one.__name__: one
     for one in (
         *(Buffers, ExtraState, Complex, Layouts, Tied, Outside, Containers, Calls, Scalar, Listed),
-        *(Named, Pair, Heads),
+        *(Averages, Norms, Sparse, Named, Pair, Heads),
     )
 }
 REFUSED_BY_FSDP = {
@@ -279,6 +315,7 @@ def train_twice(build: Any, folder: Any, **flags: Any) -> nn.Module:
     from allstep.pytorch import Session
 
     flags = {"base_lr": RATE, "global_batch_size": BATCH, "weight_decay": 0.0, "output_dir": folder, **flags}
+    flags["sync_batch_norm"] = build is Norms and flags.get("strategy", "single") != "single"
     Session(build(), (X, Y), (X, Y), epochs=1, **flags).fit()
     network = build()
     Session(network, (X, Y), (X, Y), epochs=EPOCHS, resume="latest", **flags).fit()

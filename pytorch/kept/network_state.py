@@ -7,7 +7,6 @@ bfloat16 is kept as float32, which holds each of its values, and a complex numbe
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -26,7 +25,6 @@ _KEPT_AS = {torch.bfloat16: torch.float32, torch.complex64: torch.float32, torch
 """Types that NumPy lacks, and complex ones, whose arrays have an axis more."""
 _EXTRA_STATE = "_extra_state"
 """Last part of the name of what `get_extra_state` returns, as torch 2.14's `state_dict` has it."""
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def can_be_kept(dtype: torch.dtype) -> bool:
@@ -89,7 +87,8 @@ def shapes(network: nn.Module) -> Iterator[tuple[str, ArrayShape]]:
         if _is_extra(name):
             yield name, ArrayShape((0,), dtype=np.dtype(np.uint8), any_length=True)
         else:
-            yield name, array_shape(value, finite=name in parameters)
+            # Weights of other programs may lack the counts of batch norms.
+            yield name, array_shape(value, finite=name in parameters, optional=name.endswith("num_batches_tracked"))
 
 
 def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
@@ -168,46 +167,9 @@ def make_dense(network: nn.Module) -> None:
                 tensor.data = tensor.data.clone()
 
 
-class Snapshot:
-    """Tensors, plain attributes and extra state of a network, to be put back after a pass that must not count."""
-
-    def __init__(self, network: nn.Module) -> None:
-        # Lazy modules are what their first pass makes of them.
-        modules = [one for one in network.modules() if not is_lazy(one)]
-        self._attributes = [
-            (one, {key: value for key, value in vars(one).items() if isinstance(value, _PLAIN)}) for one in modules
-        ]
-        # A scripted module's are in its program.
-        self._buffers = [(one, dict(one._buffers)) for one in modules if not isinstance(one, torch.jit.ScriptModule)]
-        extra = [one for one in modules if type(one).get_extra_state is not nn.Module.get_extra_state]
-        self._extra = [(one, copy.deepcopy(one.get_extra_state())) for one in extra]
-        tensors = {id(tensor): tensor for one in modules for tensor in _tensors(one)}
-        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put all of it back."""
-        for tensor, value in self._values:
-            tensor.copy_(value)
-        for module, attributes in self._attributes:
-            vars(module).update(attributes)
-        for module, buffers in self._buffers:
-            module._buffers.update(buffers)
-        for module, state in self._extra:
-            module.set_extra_state(state)
-
-    def is_changed(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor has other numbers than when the snapshot was taken."""
-        return any(tensor is one and not torch.equal(one, value) for one, value in self._values)
-
-
 def is_lazy(module: nn.Module) -> bool:
     """Return whether a module has parameters or buffers that get their shapes in its first pass."""
-    return any(map(nn.parameter.is_lazy, _tensors(module)))
-
-
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+    return any(map(nn.parameter.is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False))))
 
 
 def _is_extra(name: str) -> bool:

@@ -82,6 +82,8 @@ def _let_count(norms: list[BatchNorm], counts: bool) -> None:
             norm.counts = float(counts)  # it takes part in the sums over ranks in either case
         else:
             norm.training = counts  # of the norm alone: what it contains goes on as it is
+            if counts and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked += 1  # as on the ranks with samples
 
 
 class GlobalBatchNorm(BatchNorm):
@@ -119,8 +121,10 @@ class GlobalBatchNorm(BatchNorm):
         before = torch.ones_like(variance) if self.running_var is None else self.running_var
         variance = torch.where(is_empty, before, variance)
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
-        if self.weight is not None:  # times 1 for the reason that resnet.BatchNorm gives
-            normalised = normalised * self.weight.view(shape) + 1 * self.bias.view(shape)
+        if self.weight is not None:
+            normalised = normalised * self.weight.view(shape)
+        if self.bias is not None:  # times 1 for the reason that networks.batch_norm gives
+            normalised = normalised + 1 * self.bias.view(shape)
         return normalised.to(dtype)
 
     def _sum(self, values: torch.Tensor, what: str) -> torch.Tensor:

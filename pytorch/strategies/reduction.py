@@ -35,7 +35,8 @@ class Reduction:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, eval_model: torch.nn.Module | None = None
     ) -> None:
         """`model` runs in training passes, `eval_model`, by default the same, in validation."""
-        self.model, self.optimizer, self.eval_model = model, optimizer, eval_model or model
+        self.model, self.optimizer = model, optimizer
+        self.eval_model = model if eval_model is None else eval_model
 
     def train_pass(self, one_pass: TrainPass) -> ReducedPass:
         """Return `one_pass` with its gradients combined with those of the other ranks in the last pass of a step."""
@@ -109,7 +110,7 @@ class Ordered(Reduction):
         with_whole_norms(optimizer)
         self.sum, self._megabytes = ordered_sum, megabytes
         norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
-        self.statistics = [buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()]
+        self.statistics = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
         self._all, self._parameters = list(network.parameters()), list[torch.nn.Parameter]()
 
     def begin(self, num_with_samples: int) -> None:

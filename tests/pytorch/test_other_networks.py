@@ -48,10 +48,6 @@ def half(input_shape, num_classes):
     network = build(input_shape, num_classes)
     network.extra = nn.Parameter(torch.zeros(3, dtype=torch.float16))
     return network
-def no_momentum(input_shape, num_classes):
-    network = build(input_shape, num_classes)
-    network.norm.momentum = None
-    return network
 def several(input_shape, num_classes):
     network = build(input_shape, num_classes)
     network.register_forward_hook(lambda *call: (call[-1], call[-1]))
@@ -67,7 +63,6 @@ MISTAKES = {
     "nothing": "expected a torch.nn.Module from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "expected weights in float32 of --model .* as extra",
-    "no_momentum": "expected batch norms with a momentum in --model .*, received norm without",
     "several": r"expected outputs \(n, 7\) of --model .*, received something else",
     "missing": "expected a function missing in .*mine.py for --model, received none",
     "value": "expected a function value",

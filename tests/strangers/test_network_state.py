@@ -9,11 +9,23 @@ import pytest
 import torch
 from jobs import HOROVODRUN_GLOO
 from ranks import BIN, REPOSITORY, full, run
-from stranger_networks import NETWORKS, REFUSED_BY_FSDP, Base, assert_same_state, expected, train_twice
+from stranger_networks import (
+    BATCH,
+    NETWORKS,
+    RATE,
+    REFUSED_BY_FSDP,
+    Base,
+    X,
+    Y,
+    assert_same_state,
+    expected,
+    train_twice,
+)
 from torch import nn
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
+from allstep.pytorch import Session
 from allstep.pytorch.kept import extra_state
 from allstep.pytorch.other_networks import build_other
 from allstep.pytorch.strategies.fsdp import FSDP, layers_of, stands_alone
@@ -66,6 +78,12 @@ def with_buffer(value: torch.Tensor) -> nn.Module:
     return network
 
 
+def with_module(module: nn.Module) -> nn.Module:
+    network = Odd()
+    network.odd = module
+    return network
+
+
 def with_extra_state(value: object) -> nn.Module:
     return type("Extra", (Odd,), {"get_extra_state": lambda _: value, "set_extra_state": lambda *_: None})()
 
@@ -80,6 +98,7 @@ REFUSED = {
     "narrow": (lambda: with_buffer(torch.ones(2).to(torch.float8_e5m2)), "cannot hold odd of .*of float8_e5m2"),
     "set": (lambda: with_extra_state({1: {2}}), "cannot hold _extra_state of .*, in which is a value of type set"),
     "text": (lambda: with_entry(Odd()), "expected tensors in state_dict.. of .*, received odd of type str"),
+    "unused": (lambda: with_module(nn.LazyLinear(6)), "all lazy layers of .* to be used, received odd, whose shapes"),
     "bfloat16": (lambda: Odd().bfloat16(), "as a.weight in bfloat16; convert .* give --precision bf16"),
     "float64": (lambda: Odd().double(), "as a.weight in float64; convert them by .float"),
     "one layer": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).half()), "as 1.weight in float16"),
@@ -94,8 +113,10 @@ def test_refused_before_training(name):
 
 
 def test_a_trial_leaves_nothing_behind():
+    network = build_other("a program", SMALL, 0, Forgetful())
+    assert network.calls == 0 and not network.seen
+    assert torch.equal(network.generator.get_state(), torch.Generator().manual_seed(3).get_state())
     network, untouched = NETWORKS["ExtraState"](), NETWORKS["ExtraState"]()
-    network.append = nn.LazyLinear(6)
     build_other("a program", SMALL, 0, network)
     assert network.calls == untouched.calls == 0
     network = build_other("a program", SMALL, 0, NETWORKS["Buffers"]())
@@ -123,10 +144,87 @@ def test_weights_set_from_the_first_samples(tmp_path):
         train_twice(ActivationNorm, tmp_path / "b", accumulate_steps=2)
 
 
-@pytest.mark.parametrize(("name", "line"), [("Buffers", "changes steps in"), ("ExtraState", "changes _extra_state in")])
-def test_several_passes_where_passes_are_counted(name, line, tmp_path):
-    with pytest.raises(UserError, match=line):
-        train_twice(NETWORKS[name], tmp_path, accumulate_steps=2)
+@pytest.mark.parametrize("name", ["Buffers", "ExtraState", "Averages"])
+def test_several_passes_begin_alike(name, tmp_path):
+    """State that does not depend on samples changes once a step."""
+    found = train_twice(NETWORKS[name], tmp_path / "a", optimizer="sgd", accumulate_steps=2)
+    assert_same_state(found, expected(NETWORKS[name](), "sgd"))
+    with pytest.raises(UserError, match="changes .* in each pass, of which --slices takes several a step"):
+        train_twice(NETWORKS[name], tmp_path / "b", slices=2)
+
+
+class Codebook(Base):
+    """Vectors that follow the samples nearest to them (van den Oord et al. 2017)."""
+
+    def more(self) -> None:
+        self.register_buffer("vectors", torch.randn(5, 6))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        nearest = torch.cdist(hidden, self.vectors).argmin(1)
+        if self.training:
+            self.vectors.index_add_(0, nearest, 0.1 * (hidden.detach() - self.vectors[nearest]))
+        return hidden + (self.vectors[nearest] - hidden).detach()
+
+
+class Usage(Base):
+    """A count of samples by what they are."""
+
+    def more(self) -> None:
+        self.register_buffer("counts", torch.zeros(6, dtype=torch.int64))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.counts += hidden.argmax(1).bincount(minlength=6) * self.training
+        return hidden
+
+
+@pytest.mark.parametrize(("build", "name"), [(Codebook, "vectors"), (Usage, "counts")])
+def test_state_that_depends_on_samples(build, name, tmp_path):
+    assert_same_state(train_twice(build, tmp_path / "a", optimizer="sgd"), expected(build(), "sgd"))
+    with pytest.raises(UserError, match=f"changes {name} by the samples of each pass, of which each rank or pass"):
+        train_twice(build, tmp_path / "b", accumulate_steps=2)
+
+
+class Forgetful(Base):
+    """A counter of Python's that checkpoints lack, and a generator of its own."""
+
+    def more(self) -> None:
+        self.calls, self.generator, self.seen = 0, torch.Generator().manual_seed(3), list[int]()
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        self.seen.append(self.calls)
+        return hidden * (1 + 0.1 * self.calls) * torch.rand(6, generator=self.generator)
+
+
+class Coupled(Base):
+    """A network that compares the samples of a batch."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden - hidden.mean(0)
+
+
+class Hooked(Base):
+    """A network that changes a gradient by itself."""
+
+    def more(self) -> None:
+        self.b.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("build", "passes", "line"),
+    [
+        (Forgetful, 1, "changes calls in training, which its state_dict() lacks: checkpoints lack it, and a resumed"),
+        (Coupled, 1, ""),
+        (Coupled, 2, "computes the samples of a pass together, of which each rank or pass has a part"),
+        (Hooked, 1, ""),
+        (Hooked, 2, "has hooks for the gradient of b.weight, which see that of each rank or pass"),
+    ],
+)
+def test_what_is_told(build, passes, line, capfd):
+    network = build()
+    Session(network, (X, Y), (X, Y), epochs=1, base_lr=RATE, global_batch_size=BATCH, accumulate_steps=passes).fit()
+    err = capfd.readouterr().err
+    assert line in err and err.count("warning") == bool(line)
 
 
 def test_slices(tmp_path):
