@@ -34,10 +34,10 @@ def train(model: str, started: float) -> None:
 
     trial, seconds = other_networks._outputs, list[float]()
 
-    def timed(*arguments: object) -> object:
+    def timed(*arguments: object, **options: object) -> object:
         begin = time.time()
         try:
-            return trial(*arguments)  # pyright: ignore[reportArgumentType]
+            return trial(*arguments, **options)  # pyright: ignore[reportArgumentType]
         finally:
             seconds.append(time.time() - begin)
 

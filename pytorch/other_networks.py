@@ -104,7 +104,7 @@ def _of_library(
     build = {"timm": _timm, "torchvision": _torchvision}[library]
     try:
         network = build(name, dataset, options)
-        return network, _outputs(network, dataset, sharded)
+        return network, _outputs(network, dataset, sharded, of_library=True)
     except UserError:
         raise
     except Exception as error:
@@ -113,7 +113,7 @@ def _of_library(
         try:
             torch.manual_seed(seed)
             network = build(name, dataset, {**size, **options})
-            outputs = _outputs(network, dataset, sharded)
+            outputs = _outputs(network, dataset, sharded, of_library=True)
         except Exception:
             raise cannot_build(model, dataset, error) from error
         if apparent_rank() == 0:
@@ -121,11 +121,11 @@ def _of_library(
         return network, outputs
 
 
-def _outputs(network: nn.Module, dataset: Dataset, sharded: bool) -> object:
+def _outputs(network: nn.Module, dataset: Dataset, sharded: bool, of_library: bool = False) -> object:
     """Move the network to the default device, and return its outputs for two samples of random numbers.
 
     It is tried in training as well, where some networks return something else; weights, buffers and random numbers
-    stay as they are.
+    stay as they are. A library's returns logits in validation, and changes nothing but buffers in training.
 
     Returns: outputs in validation, or those in training if these have another shape.
     """
@@ -142,17 +142,17 @@ def _outputs(network: nn.Module, dataset: Dataset, sharded: bool) -> object:
         inputs = drawn()
         if any(map(is_lazy, network.modules())):
             network.eval()(inputs)
-        before = Snapshot(network)
-        with _noting_values(network):
-            outputs = network.eval()(inputs)
+        before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
+        others, outputs = torch.cat([inputs[:1], drawn()[1:]]), None if of_library else network.eval()(inputs)
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
-        trained = note_pass_state(network.train(), inputs, torch.cat([inputs[:1], drawn()[1:]]), observer)
+        with _noting_values(network):
+            trained = note_pass_state(network.train(), before, inputs, others, observer)
         before.restore()
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
-    if not isinstance(trained, torch.Tensor) or not isinstance(outputs, torch.Tensor):
-        return None
+    if of_library or not (isinstance(trained, torch.Tensor) and isinstance(outputs, torch.Tensor)):
+        return trained if of_library else None
     return outputs if trained.shape == outputs.shape else trained
 
 

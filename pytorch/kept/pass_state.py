@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.swa_utils import AveragedModel
 
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.extra_state import encode
@@ -54,35 +55,33 @@ def pass_state(network: nn.Module) -> PassState:
 
 
 def note_pass_state(
-    network: nn.Module, samples: torch.Tensor, others: torch.Tensor, observer: AbstractContextManager
+    network: nn.Module, before: Snapshot, samples: torch.Tensor, others: torch.Tensor, observer: AbstractContextManager
 ) -> Any:
     """Run `network` in training and note on it what passes change and how they use samples; return its outputs.
 
     Its weights and state are other ones afterwards.
 
     Args:
+        before: a snapshot of it; one that is not whole is of a library, which says how its networks use samples.
         others: the same first sample, and others than `samples` after it.
         observer: surrounds the first pass.
     """
-    with torch.no_grad():  # copies and averages of weights, which begin as they do, are no longer the same
-        for number, parameter in enumerate(network.parameters()):
-            if parameter.requires_grad and not nn.parameter.is_lazy(parameter):
-                parameter.mul_(1 + _MOVED * (1 + number % 7))
+    if before.is_whole and _may_copy_weights(network):
+        before = _move_weights(network)
     generators = torch.get_rng_state()
-    before = Snapshot(network)
     with observer:
         outputs = network(samples)
     running = {f"{name}.{one}".lstrip(".") for name, module in network.named_modules() for one in _statistics(module)}
     changed, sampled = before.changes() - running, set[str]()
     has_norms = any(isinstance(module, BatchNorm) and module.training for module in network.modules())
     couples = False
-    if changed or not has_norms:
+    if changed or (before.is_whole and not has_norms):
         after = Snapshot(network)
         before.restore()
         torch.set_rng_state(generators)
         again = network(others)
         sampled = after.changes() - running
-        couples = not has_norms and not _same_first(outputs, again)
+        couples = before.is_whole and not has_norms and not _same_first(outputs, again)
     state = (value for value in network.state_dict().values() if isinstance(value, torch.Tensor))
     kept = {value.data_ptr() for value in state if not nn.parameter.is_lazy(value)}
     tensors = {**dict(network.named_buffers()), **dict(network.named_parameters())}
@@ -104,6 +103,23 @@ def note_pass_state(
         next(hooked, None),
     )
     return outputs
+
+
+def _may_copy_weights(network: nn.Module) -> bool:
+    running = {id(one) for one in running_statistics(network)}
+    others = (one for one in (*network.parameters(), *network.buffers()) if id(one) not in running)
+    return any(one.is_floating_point() and not (one.requires_grad and one.is_leaf) for one in others) or any(
+        isinstance(module, AveragedModel) for module in network.modules()
+    )
+
+
+def _move_weights(network: nn.Module) -> Snapshot:
+    """Change weights a little, since copies and averages of them begin as they do, and return a snapshot."""
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            if parameter.requires_grad and not nn.parameter.is_lazy(parameter):
+                parameter.mul_(1 + _MOVED * (1 + number % 7))
+    return Snapshot(network)
 
 
 def _same_first(outputs: Any, others: Any) -> bool:
@@ -144,7 +160,7 @@ class Snapshot:
         """`names` are those of what is kept; by default all is."""
         # Lazy modules are what their first pass makes of them.
         self._modules = [(path, one) for path, one in network.named_modules() if not is_lazy(one)]
-        self._is_whole = names is None
+        self.is_whole = names is None
         self._tensors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._attributes: dict[str, dict[str, Any]] = {}
         # A scripted module's buffers are in its program.
@@ -171,7 +187,7 @@ class Snapshot:
             tensor.copy_(value)
         for path, module in self._modules:
             own, before = vars(module), self._attributes[path]
-            if self._is_whole:
+            if self.is_whole:
                 for name in _attributes(module).keys() - before.keys():
                     del own[name]
             for name, value in before.items():
@@ -188,10 +204,11 @@ class Snapshot:
             prefix = f"{path}." if path else ""
             now = dict((*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)))
             for name, one in now.items():
-                if prefix + name not in self._tensors or not _equal(one, self._tensors[prefix + name][1]):
+                kept = self._tensors.get(prefix + name)
+                if not _equal(one, kept[1]) if kept else self.is_whole:
                     changed.add(prefix + name)
             before, after = self._attributes[path], _attributes(module)
-            for name in before.keys() | after.keys():
+            for name in before.keys() | (after.keys() if self.is_whole else ()):
                 if name not in before or name not in after or not _is_same(before[name], after[name]):
                     changed.add(prefix + name)
         for name, (module, state) in self._extra.items():
@@ -279,7 +296,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    return torch.equal(_bits(one), _bits(other))
+    return torch.equal(one, other) or torch.equal(_bits(one), _bits(other))  # nan has bits that are the same
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
