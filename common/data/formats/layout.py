@@ -5,6 +5,8 @@ The kind of the source decides, once; a shape that looks like the other layout i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from allstep.common.base.errors import UserError
@@ -16,10 +18,18 @@ def is_tensor(value: object) -> bool:
 
 
 def plain(value: object) -> object:
-    """Return a tensor as an array in memory of the CPU, without its gradient; any other value as it is."""
+    """Return a tensor as an array in memory of the CPU, without its gradient; any other value as it is.
+
+    Raises:
+        UserError: the tensor is sparse or quantized.
+    """
     if not is_tensor(value):
         return value
-    tensor = value.detach().cpu()  # pyright: ignore[reportAttributeAccessIssue]
+    tensor: Any = value
+    if "strided" not in str(tensor.layout) or tensor.is_quantized:
+        kind, method = ("quantized", "dequantize") if tensor.is_quantized else ("sparse", "to_dense")
+        raise UserError(f"expected plain tensors as samples, received a {kind} one; convert it by .{method}()")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return tensor.float().numpy() if "float" in str(tensor.dtype) else tensor.numpy()
 
 

@@ -5,20 +5,26 @@ A sample is an input and a target, or a mapping with fields for them: tensors, a
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.layout import channels_last, is_tensor, plain
 from allstep.common.data.formats.parts import choose_fields
+from allstep.common.data.formats.random_draws import draws, seeded
 from allstep.common.launch.placement import apparent_rank
 
+_LOOKED_AT = 16
+"""Number of samples whose targets are read to see whether floating-point numbers are those of classes."""
 _MODES = ("L", "RGB", "RGBA")
 _OTHER_BASES = {"IterableDataset", "PyDataset"}
 """Classes of PyTorch and Keras whose objects return streams or batches."""
@@ -29,7 +35,9 @@ def is_map_style(samples: Any) -> bool:
     kind = type(samples)
     if not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")) or hasattr(kind, "__array__"):
         return False
-    if isinstance(samples, (tuple, list, str, Mapping)):
+    if isinstance(samples, list):  # of samples, unless it may be inputs and targets
+        return len(samples) > 2 and isinstance(samples[0], (tuple, Mapping))
+    if isinstance(samples, (tuple, str, Mapping)):
         return False
     return not {base.__name__ for base in kind.__mro__} & _OTHER_BASES
 
@@ -53,20 +61,61 @@ class MapStyle:
         self._is_of_torch = any(base.__module__.startswith("torch.utils.data") for base in type(samples).__mro__)
         if not len(samples):
             raise UserError(f"expected at least 1 sample in {where}, received none; add samples")
-        first = self._sample(0, tells=True)[1]
+        self._turn, first = threading.Lock(), self._look_at_first()
         self.class_names = class_names_of(samples)
         self.num_classes = getattr(samples, "num_classes", None) or len(self.class_names) or None
         self.num_tokens = getattr(samples, "num_tokens", None)
-        is_class = np.size(first) == 1 and np.asarray(first).dtype.kind in "iub"
-        self.targets = self._labels() if is_class else None
+        self.targets = self._labels() if self._may_be_class(first) else None
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def read(self, indices: np.ndarray, epoch: int) -> tuple[list[Any], list[Any]]:
-        """Return inputs and targets of samples."""
-        pairs = [self._sample(int(index)) for index in indices]
+        """Return inputs and targets of samples, read one after the other: a data set need not be safe for threads."""
+        numbers = [int(index) for index in indices]
+        with self._turn:
+            if self.parallel and (read_all := self._reader()):
+                pairs = [self._pair(sample) for sample in call_often(read_all, numbers, flag=self.where)]
+            else:
+                pairs = [self._sample(number, epoch) for number in numbers]
         return [one for one, _ in pairs], [target for _, target in pairs]
+
+    def _reader(self) -> Callable[[list[int]], Sequence[Any]] | None:
+        """Return the method that reads several samples, which PyTorch's DataLoader calls where there is one."""
+        return getattr(self.samples, "__getitems__", None)
+
+    def _look_at_first(self) -> Any:
+        """Return the target of the first sample, and find out whether samples are drawn at random.
+
+        Generators are the process's, and so those of dropout: samples that draw are read between steps.
+        """
+        self.parallel = False
+        with seeded():
+            before = draws()
+            sample, target = self._pair(self._read(0), tells=True)
+            is_drawn = draws() != before
+        with seeded():
+            again, _ = self._pair(self._read(0))
+        self.parallel = not is_drawn
+        if not np.array_equal(np.asarray(sample), np.asarray(again)) and apparent_rank() == 0:
+            warn(
+                f"{self.where} draws random numbers from a generator of its own, which no seed sets: its samples "
+                "change with the number of ranks and after a resume; draw from random, numpy.random or torch"
+            )
+        if np.ndim(sample) == 0 and np.size(target) > 1 and apparent_rank() == 0:
+            warn(
+                f"each input of {self.where} is one number and each target {np.size(target)}: return the input first "
+                "if they are the wrong way round"
+            )
+        return target
+
+    def _may_be_class(self, first: Any) -> bool:
+        """Return whether targets are class numbers, which may be floating-point numbers."""
+        kind = np.asarray(first).dtype.kind
+        if np.size(first) != 1 or kind not in "iubf":
+            return False
+        looked_at = range(min(len(self), _LOOKED_AT)) if kind == "f" else ()
+        return all(float(self._sample(index)[1]).is_integer() for index in looked_at)
 
     def _labels(self) -> np.ndarray | None:
         labels, last = labels_of(self.samples), len(self) - 1
@@ -79,8 +128,20 @@ class MapStyle:
             print_line(f"allstep: all {len(self)} samples of {self.where} are read once for their labels", sys.stderr)
         return np.array([self._sample(index)[1] for index in range(len(self))]).reshape(len(self))
 
-    def _sample(self, index: int, *, tells: bool = False) -> tuple[Any, Any]:
-        sample = call_often(self.samples.__getitem__, index, flag=self.where)
+    def _sample(self, index: int, epoch: int = 0) -> tuple[Any, Any]:
+        with contextlib.nullcontext() if self.parallel else seeded(self._config.seed, epoch, index):
+            return self._pair(self._read(index))
+
+    def _read(self, index: int) -> Any:
+        if read_all := self._reader():
+            return call_often(read_all, [index], flag=self.where)[0]
+        return call_often(self.samples.__getitem__, index, flag=self.where)
+
+    def _pair(self, sample: Any, *, tells: bool = False) -> tuple[Any, Any]:
+        if hasattr(sample, "_asdict"):  # a named tuple
+            sample = sample._asdict()
+        elif dataclasses.is_dataclass(sample):
+            sample = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
         if isinstance(sample, Mapping):
             if self._fields is None:
                 self._fields = self._chosen(sample, tells=tells)

@@ -14,7 +14,7 @@ from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import array_split, inputs_of, targets_of
 from allstep.common.data.formats.layout import channels_last, is_tensor, plain
 from allstep.common.data.formats.map_style import MapStyle, is_map_style, torch_wrapper
-from allstep.common.data.formats.task_inference import describe
+from allstep.common.data.formats.task_inference import MAX_CLASSES, describe
 
 
 def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -> Dataset:
@@ -63,11 +63,10 @@ def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Spli
 class CheckedSplit:
     """Split that wraps a user's object with `__len__` and `read(indices, epoch)`, and checks what it returns."""
 
-    parallel = True
-
     def __init__(self, samples: Any, where: str) -> None:
         """Wrap `samples`, which may have `targets` (array of all targets) or `num_classes`, and `num_tokens`."""
         self.samples, self.where = samples, where
+        self.parallel = getattr(samples, "parallel", True)
         self.num_classes = getattr(samples, "num_classes", None)
         self.num_tokens = getattr(samples, "num_tokens", None)
         self.class_names = getattr(samples, "class_names", None)
@@ -90,4 +89,12 @@ class CheckedSplit:
                 f"expected read() of {self.where} to return {len(indices)} samples, as many as indices, received "
                 f"{len(inputs)} inputs and {len(targets)} targets; correct it"
             )
-        return inputs, self.convert(targets)
+        targets = self.convert(targets)
+        if self.num_classes and targets.dtype == np.int64 and targets.ndim == 1 and len(targets):
+            worst = int(np.argmax(np.where(targets < 0, MAX_CLASSES, targets)))
+            if not 0 <= targets[worst] < self.num_classes:
+                raise UserError(
+                    f"expected labels from 0 to {self.num_classes - 1} in {self.where}, received {targets[worst]} in "
+                    f"sample {indices[worst]}; correct it, or the number of classes"
+                )
+        return inputs, targets

@@ -1,0 +1,161 @@
+"""Data sets of PyTorch as other people write them. Oracles: PyTorch's DataLoader in one process, or the exact line."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
+
+from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import DataConfig, Dataset
+from allstep.common.data.formats.user_samples import as_dataset
+
+SIZE = 24
+X, Y = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(0)), torch.arange(SIZE) % 3
+Backwards = collections.namedtuple("Backwards", "label image")
+
+
+@dataclasses.dataclass
+class Sample:
+    x: Any
+    y: Any
+
+
+class Samples(torch.utils.data.Dataset):
+    """Samples that a function makes of their number."""
+
+    def __init__(self, sample: Callable[[int], Any], **attributes: Any) -> None:
+        self.sample = sample
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(index)
+
+
+class Fetched(Samples):
+    """Samples that PyTorch fetches together."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(2 * X[index], int(Y[index])) for index in indices]
+
+
+def opened(samples: Any) -> Dataset:
+    return as_dataset(samples, samples, DataConfig(), where="the samples")
+
+
+def read(dataset: Dataset, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return dataset.train.read(np.arange(len(dataset.train)), epoch=epoch)
+
+
+TENSORS = TensorDataset(X, Y)
+KINDS = {
+    "tuples": Samples(lambda index: (X[index], int(Y[index]))),
+    "named tuples": Samples(lambda index: Backwards(int(Y[index]), X[index])),
+    "data classes": Samples(lambda index: Sample(X[index].numpy(), Y[index])),
+    "NumPy's numbers": Samples(lambda index: [X[index].tolist(), np.int16(Y[index])]),
+    "labels as fractions": Samples(lambda index: (X[index], float(Y[index]))),
+    "labels in a tensor": Samples(lambda index: (X[index], Y[index : index + 1])),
+    "labels as bytes": Samples(lambda index: (X[index], b"abc"[Y[index] :][:1])),
+    "a list of pairs": [(X[index], int(Y[index])) for index in range(SIZE)],
+    "a part of a part": Subset(Subset(TENSORS, range(2, 20)), [0, 5, 3, -1]),
+    "parts together": ConcatDataset([TENSORS, Subset(TENSORS, [1, 2])]),
+    "tensors by name": StackDataset(x=X, y=Y),
+    "samples that are fetched together": Fetched(lambda index: (X[index], int(Y[index]))),
+    "wrong targets": Samples(lambda index: (X[index], int(Y[index])), targets=[1] * SIZE),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_those_of_the_loader_of_pytorch(kind):
+    samples = KINDS[kind]
+    inputs, labels = [], []
+    for one in DataLoader(samples, batch_size=1, collate_fn=lambda batch: batch[0]):
+        sample = one if isinstance(one, (dict, Sample, Backwards)) else Sample(*one)
+        fields = sample if isinstance(sample, dict) else sample._asdict() if isinstance(sample, tuple) else vars(sample)
+        inputs.append(np.asarray(fields.get("x", fields.get("image")), np.float32))
+        label = fields.get("y", fields.get("label"))
+        labels.append("abc".index(label.decode()) if isinstance(label, bytes) else int(label))
+    dataset = opened(samples)
+    assert (dataset.task, dataset.num_classes) == ("classification", 3)
+    found = read(dataset)
+    np.testing.assert_array_equal(found[0], np.array(inputs))
+    np.testing.assert_array_equal(found[1], labels)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+def test_random_samples_depend_on_seed_epoch_and_number_alone(draw):
+    """They are the same on any number of ranks, and what the process draws elsewhere stays as it was."""
+    dataset = opened(Samples(lambda index: (X[index] + draw(), int(Y[index]))))
+    assert not dataset.train.parallel
+    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    whole, _ = read(dataset)
+    again = np.concatenate([dataset.train.read(np.array([index]), epoch=0)[0] for index in reversed(range(SIZE))])
+    np.testing.assert_array_equal(again[::-1], whole)
+    assert not np.array_equal(read(dataset, epoch=1)[0], whole)
+    assert len(np.unique((whole - X.numpy())[:, 0].round(5))) > SIZE // 2
+    assert random.getstate() == states[0] and np.array_equal(np.random.get_state()[1], states[1])
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_samples_are_read_one_after_the_other():
+    """A data set may keep an open file in which it seeks."""
+    inside = threading.Semaphore(1)
+
+    def sample(index: int) -> tuple[torch.Tensor, int]:
+        assert inside.acquire(blocking=False)
+        threading.Event().wait(0.001)
+        inside.release()
+        return X[index], int(Y[index])
+
+    dataset, failed = opened(Samples(sample)), list[Exception]()
+
+    def read_all() -> None:
+        try:
+            read(dataset)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read_all) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dataset.train.parallel and not failed
+
+
+def test_what_is_told(capfd):
+    own = np.random.default_rng(0)
+    opened(Samples(lambda index: (X[index] + own.random(), int(Y[index]))))
+    assert "the samples draws random numbers from a generator of its own, which no seed sets" in capfd.readouterr().err
+    opened(Samples(lambda index: (int(Y[index]), X[index])))
+    assert "each input of the samples is one number and each target 6: return the input" in capfd.readouterr().err
+
+
+REFUSED = {
+    "sparse": ((X.to_sparse(), Y), "expected plain tensors as samples, received a sparse one; convert it by .to_dense"),
+    "quantized": ((torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), Y), "received a quantized one; convert it by"),
+    "too few classes": (
+        Samples(lambda index: (X[index], int(Y[index])), classes=["a", "b"]),
+        "expected labels from 0 to 1 in the samples, received 2 in sample 2; correct it, or the number of classes",
+    ),
+    "three values": (Samples(lambda index: (X[index], 0, index)), "received 3 values; return these two"),
+    "nothing": (Samples(lambda index: None), "received NoneType; return these two"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused(kind):
+    samples, line = REFUSED[kind]
+    with pytest.raises(UserError, match=line):
+        read(opened(samples))
