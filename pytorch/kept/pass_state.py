@@ -284,9 +284,9 @@ def _is_same(kept: tuple[Any, Any], value: Any) -> bool:
 
 
 def _items(values: Any) -> list[Any]:
-    """Return the items of a container as what they are if they are plain, or else as the objects that they are."""
+    """Return the items of a container, those that are not plain by their types."""
     pairs = values.items() if isinstance(values, dict) else ((None, one) for one in values)
-    items = [(key, one if isinstance(one, _PLAIN) else id(one)) for key, one in pairs]
+    items = [(key, one if isinstance(one, _PLAIN) else type(one)) for key, one in pairs]
     return sorted(items, key=repr) if isinstance(values, set) else items
 
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.kept.network_state import as_bytes
+from allstep.pytorch.kept.pass_state import pass_state
 from allstep.pytorch.kept.uses import is_open, kept_elsewhere
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
@@ -92,6 +93,23 @@ class FSDP(ProcessGroup):
             raise UserError(
                 f"expected weights that modules alone hold for --strategy fsdp, received {name}, which the network "
                 "uses through a variable or a list of its own; use it through its module, or give --strategy ddp"
+            )
+        state = pass_state(network)
+        changed = {*state.repeated, *state.sampled}
+        if name := next((name for name, _ in network.named_parameters() if name in changed), None):
+            raise UserError(
+                f"expected weights that the optimizer alone changes for --strategy fsdp, received {name}, which the "
+                "network changes in a pass, when ranks have copies that are dropped; give --strategy ddp"
+            )
+        if name := next((name for name, one in network.named_modules() if getattr(one, "sparse", False) is True), None):
+            raise UserError(
+                f"expected dense gradients for --strategy fsdp, received {name}, which has sparse ones; build it with "
+                "sparse=False, or give --strategy ddp"
+            )
+        if name := state.hooked:
+            raise UserError(
+                f"expected weights without hooks for --strategy fsdp, which puts shards in their place, received hooks "
+                f"of {name}; remove them, or give --strategy ddp"
             )
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()  # it is cut along its first axis

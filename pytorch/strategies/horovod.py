@@ -131,6 +131,7 @@ class _AllReduces(Reduction):
                 compression=cast("Any", Sendable(getattr(hvd.Compression, flags.compression))),
                 op={"average": hvd.Average, "sum": hvd.Sum}[flags.op],
                 backward_passes_per_step=flags.accumulate_steps,
+                sparse_as_dense=True,
             )
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
@@ -157,6 +158,7 @@ class _AdasumOfUpdates(Reduction):
             compression=cast("Any", Sendable(getattr(hvd.Compression, flags.compression))),
             op=hvd.Adasum,
             backward_passes_per_step=flags.accumulate_steps,
+            sparse_as_dense=True,
         )
         super().__init__(network, distributed)
 

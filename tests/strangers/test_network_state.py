@@ -268,6 +268,11 @@ def test_fsdp_refuses_by_name(name):
         object.__new__(FSDP)._begin(network)
 
 
+def test_fsdp_refuses_hooks_of_gradients():
+    with pytest.raises(UserError, match="received hooks of b.weight; remove them, or give --strategy ddp"):
+        object.__new__(FSDP)._begin(build_other("a program", SMALL, 0, Hooked()))
+
+
 @pytest.mark.parametrize("damaged", [b"{", b'{"tensor": ["hub", [2], ""]}', b'{"odd": 1}', b'{"array": ["O", [], ""]}'])
 def test_damaged_extra_state(damaged):
     with pytest.raises(UserError, match="extra state in the checkpoint is damaged"):

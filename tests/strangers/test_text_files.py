@@ -48,6 +48,9 @@ def test_text_in_other_encodings_is_refused_or_read_as_bytes(tmp_path):
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(UserError, match="expected text in UTF-8, .* byte 0xe9 at 1; convert it .*--text-tokens"):
         opened(f"text:{tmp_path}/a.txt", tmp_path)
+    (tmp_path / "b.txt").write_bytes(("We are here. " * 80).encode("utf-16-le"))
+    with pytest.raises(UserError, match="received a zero byte at 1, as UTF-16 without a byte order mark has; convert"):
+        opened(f"text:{tmp_path}/b.txt", tmp_path)
     dataset = opened(f"text:{tmp_path}/a.txt", tmp_path, text_tokens="bytes")
     assert dataset.num_tokens == 256
     assert bytes(dataset.train.read(np.array([0]), epoch=0)[0][0].tolist()) == data[:64]

@@ -90,6 +90,11 @@ def _tokens(config: DataConfig) -> tuple[np.ndarray, int, str]:
 
 def _decoded(data: bytes, path: Path) -> str:
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    if encoding == "utf-8" and (at := data.find(0)) >= 0:
+        raise UserError(
+            f"expected text in {path}, received a zero byte at {at}, as UTF-16 without a byte order mark has; convert "
+            "it (iconv -f UTF-16 -t UTF-8), or give --text-tokens bytes"
+        )
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
