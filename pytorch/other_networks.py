@@ -28,7 +28,8 @@ from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
-from allstep.pytorch.kept.pass_state import PassState, Snapshot, note_pass_state, pass_state
+from allstep.pytorch.kept.pass_state import PassState, note_pass_state, pass_state
+from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import noting_uses
 from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 

@@ -12,7 +12,8 @@ import torch
 
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.pytorch.kept import network_state
-from allstep.pytorch.kept.pass_state import Snapshot, running_statistics
+from allstep.pytorch.kept.pass_state import running_statistics
+from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.optimizers.state import OptimizerState
 from allstep.pytorch.step import Step
 from allstep.pytorch.strategies.strategy import Strategy
