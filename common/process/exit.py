@@ -70,13 +70,22 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def _call(main: Callable[[], None]) -> None:
-    """Call `main`; a missing package of an extra, Horovod or launcher is the user's mistake."""
+    """Call `main`; a missing package of an extra, Horovod, launcher or working folder is the user's mistake."""
     try:
         main()
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        if line := missing_part(error):
+        if line := missing_part(error) or _lost_folder():
             raise UserError(line) from None
         raise
+
+
+def _lost_folder() -> str | None:
+    """Return the line about a working folder that has been removed; None if it is there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the folder where this was started is gone; change to one that exists, and start again"
+    return None
 
 
 def is_consequence(error: BaseException) -> bool:
