@@ -15,6 +15,7 @@ both trainers use v = m * v + g, w = w - lr * v, to which the correction is equi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
@@ -206,6 +207,13 @@ def grown(
     largest = min(_MAX_GROWTH * schedule.global_batch_size, schedule.samples_per_epoch // _MIN_STEPS)
     now, then = schedule.global_batch_size * factor // 2, schedule.global_batch_size * factor
     return (*ramp, (float(epoch), factor)) if noise_scale and noise_scale > now and then <= largest else ramp
+
+
+def is_grown(ramp: Sequence[tuple[float, int]], *, epoch: int) -> bool:
+    """Return whether `grown` can have made `ramp` by the end of `epoch`, with global batches of any size."""
+    doublings = tuple(2**number for number in range(1, _MAX_GROWTH.bit_length()))
+    whole = all(float(begin).is_integer() and begin <= epoch for begin, _ in ramp)
+    return whole and tuple(factor for _, factor in ramp) == doublings[: len(ramp)]
 
 
 def dropped(

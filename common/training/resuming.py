@@ -26,9 +26,9 @@ from allstep.common.checkpoint.weights_file import check_readable, is_weights_fi
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, dataset_name
 from allstep.common.config.train_config import MOMENTUM_OPTIMIZERS, OptimizerConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint
-from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, text, whole
+from allstep.common.files.schema import Mismatch, Shape, brief, list_of, nullable, number, one_of, record, text, whole
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
-from allstep.common.recipe.schedule import Decay, Scaling, Schedule
+from allstep.common.recipe.schedule import Decay, Scaling, Schedule, is_grown
 from allstep.common.training.data_digest import check_data
 from allstep.common.training.description import Description, check_same, read_description
 from allstep.common.training.earlier_run import resolve_auto
@@ -148,7 +148,10 @@ def check_run(saved: TrainState | Manifest) -> None:
         _STATE({name: getattr(saved, name) for name in ("rng", "schedule", "config")}, "manifest")
         _RUNNING(saved.progress.running, "manifest.progress.running")
         _check_sums(saved)
-        Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
+        schedule = Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
+        follows_noise = saved.config.get("batch-ramp") == ["auto"]
+        if follows_noise and not is_grown(schedule.batch_ramp, epoch=saved.progress.epoch):
+            raise Mismatch(f"expected batches that double up to 16 times, received {brief(schedule.batch_ramp)}")
     except (Mismatch, UserError) as error:
         what = str(error).partition(";")[0]  # without the advice, which is meant for values on the command line
         raise UserError(f"the checkpoint is damaged: {what}; take another one") from None

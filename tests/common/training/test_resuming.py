@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import pytest
@@ -181,6 +182,24 @@ def test_what_no_run_saves_is_refused(part, key, value):
     ) as error:
         check_run(state)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("ramp", "is_real"),
+    [
+        ([[1, 2], [2, 4]], True),
+        ([[1, 10**9]], False),
+        ([[1, 2], [2, 4], [3, 8], [4, 16], [5, 32]], False),
+        ([[1, 2], [9, 4]], False),
+        ([[0.5, 2]], False),
+    ],
+)
+def test_batches_that_follow_the_noise_double(ramp, is_real):
+    state = saved(changed(RUN, "schedule", batch_ramp=("auto",)))
+    state = dataclasses.replace(state, progress=dataclasses.replace(state.progress, epoch=5, step=20, samples_seen=532))
+    state.schedule["batch_ramp"] = ramp
+    with nullcontext() if is_real else pytest.raises(UserError, match="expected batches that double up to 16 times"):
+        check_run(state)
 
 
 @pytest.mark.parametrize(
