@@ -94,6 +94,8 @@ def _verdict(result: StudyResult, claim: Claim) -> Verdict:
     found = [one for name in claim.of if (one := spread(result, name, claim.measure))]
     if against is None or not found:
         return Verdict(claim, None, against, None)
+    if claim.relation == "times" and not against.mean:  # nothing is a number of times 0
+        return Verdict(claim, found[0], against, None)
     values = [_relative(claim, one, against) for one in found]
     value = min(values) if claim.relation == "worse_by" else max(values)
     return Verdict(claim, found[values.index(value)], against, value)
@@ -101,7 +103,7 @@ def _verdict(result: StudyResult, claim: Claim) -> Verdict:
 
 def _relative(claim: Claim, of: Spread, against: Spread) -> float:
     if claim.relation == "times":
-        return of.mean / against.mean if against.mean else 0.0
+        return of.mean / against.mean
     difference = of.mean - against.mean
     return -difference if claim.measure.endswith(LOWER_IS_BETTER) else difference
 

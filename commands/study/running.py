@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +20,7 @@ from allstep.commands.study.records import SUMMARY, StudyResult, StudyRun
 from allstep.commands.study.run_commands import LANDSCAPE, Variant
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.base.progress_bar import ProgressBar
+from allstep.common.checkpoint.files import remove_all
 from allstep.common.training.steps_in_flight import DIVERGED
 
 
@@ -74,8 +74,6 @@ def run_lacking(
     lacking = [(one, seed) for seed in range(result.seeds) for one in variants if (one.name, seed) not in done]
     places = [directory / "runs" / _folder(variant.name, seed) for variant, seed in lacking]
     landscape = result.description.landscape
-    for placement in places:  # runs that an earlier call did not finish
-        shutil.rmtree(placement, ignore_errors=True)
     commands = [[one.command(seed, at, landscape=landscape)] for (one, seed), at in zip(lacking, places, strict=True)]
     max_ranks = max(one.num_ranks for one in variants)
     num_threads = max(1, result.num_cores // (at_once * max_ranks))
@@ -88,7 +86,8 @@ def run_lacking(
             run = _ended(variant, seed, placement, outcome, result.description.measures)
             result = dataclasses.replace(result, updated=_now(), runs=(*result.runs, run))
             files.write(directory / SUMMARY, result)
-            shutil.rmtree(placement / "checkpoints", ignore_errors=True)
+            for folder in (placement, *placement.glob("previous-*")):  # of runs that an earlier call did not finish
+                remove_all(folder / "checkpoints")
             how = "diverged" if run.diverged else _last(run, result.description.claims[0].measure)
             count = f"{len(result.runs)} of {total}"
             progress.end(f"{count}: {variant.name}, seed {seed}: {how}, {outcome.seconds:.1f} s")

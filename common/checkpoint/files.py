@@ -269,6 +269,17 @@ def remove(directory: Path) -> None:
     discard(doomed, is_own_file)
 
 
+def remove_all(parent: Path) -> None:
+    """Delete the checkpoints in the checkpoints directory `parent`, and it, but for what allstep did not write."""
+    if not parent.is_dir() or parent.is_symlink():
+        return
+    for path in sorted(parent.iterdir()):
+        if re.fullmatch(r"step-\d{8,}", path.name):
+            remove(path)
+    with contextlib.suppress(OSError):  # something else is there
+        parent.rmdir()
+
+
 def clean_up(parent: Path) -> None:
     """Clean up what killed runs have left in the checkpoints directory `parent`.
 

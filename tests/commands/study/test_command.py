@@ -60,6 +60,10 @@ def test_a_study_that_is_killed_goes_on_and_ends_in_figures_and_a_page(tmp_path)
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
+    places = [out / "runs" / f"{name}-seed-{seed}" for name in ("some", "none") for seed in range(2)]
+    for place in places:
+        (place / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (place / "checkpoints" / "notes.txt").write_text("mine")
     (out / f".{SUMMARY}.host.partial").write_text('{"format": "allstep-stu')  # left by the kill
     kept = files.read(StudyResult, out / SUMMARY).runs
     result = run(*command, timeout=500)
@@ -73,7 +77,8 @@ def test_a_study_that_is_killed_goes_on_and_ends_in_figures_and_a_page(tmp_path)
     page = (out / "study.md").read_text()
     assert "Two rates" in page and "![validation accuracy](figure-1.svg)" in page
     assert (out / "figure-2.svg").read_text().startswith("<?xml") and (out / "figure-2.png").stat().st_size > 5000
-    assert not list(out.rglob("checkpoints"))
+    assert not list(out.rglob("model.safetensors"))
+    assert len(list(out.rglob("notes.txt"))) == len(places)  # files of the user stay
     report.main([str(out)])
     reported = (out / "report.html").read_text()
     assert "Two rates" in reported and "Training runs" not in reported  # the runs are in the study's section
@@ -144,6 +149,9 @@ def test_runs_that_diverged_count_as_the_study_says_or_are_left_out():
 def test_a_claim_about_what_nobody_measured_is_not_known():
     result = result_of({"some": [0.9, 0.9], "none": [0.1, 0.1]}, claims=[{**CLAIM, "measure": "nothing"}])
     assert judge(result)[0].came_out is None and "NOT KNOWN" in study(result).items[0]
+    times = {**{key: value for key, value in CLAIM.items() if key != "worse_by"}, "times": 2.0}
+    result = result_of({"some": [0.0, 0.0], "none": [0.1, 0.1]}, claims=[{**times, "measure": "validation_accuracy"}])
+    assert judge(result)[0].came_out is None  # nothing is a number of times 0
 
 
 @pytest.mark.parametrize("name", STUDIES)
