@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from allstep.commands.shared.launchers import train_command
+from allstep.common.base.errors import UserError
 from allstep.common.catalog.networks import entry_of
 from allstep.common.catalog.strategies import STRATEGIES, StrategyEntry
 from allstep.common.files.records import Count
@@ -190,7 +191,11 @@ def commands(
     ]
     if number > 1 and settings.device == "cuda":  # otherwise each would take the first GPU
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
-        pairs = zip(visible.split(","), launches, strict=False)  # a cell of more processes than GPUs is not launched
+        if len(gpus := visible.split(",")) < number:
+            raise UserError(
+                f"expected {number} GPUs for {number} processes, received CUDA_VISIBLE_DEVICES={visible}; list more"
+            )
+        pairs = zip(gpus, launches, strict=False)
         launches = [["env", f"CUDA_VISIBLE_DEVICES={gpu}", *one] for gpu, one in pairs]
     return launches, outputs
 

@@ -14,6 +14,7 @@ from allstep.commands.compare.cells import commands, matrix
 from allstep.commands.compare.measuring import gate_path, sample_path
 from allstep.commands.compare.rules import rules
 from allstep.commands.shared import machine
+from allstep.common.base.errors import UserError
 
 
 def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with():
@@ -67,6 +68,12 @@ def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all()
             assert command[command.index("--global-batch-size") + 1] == batch
             assert command[command.index("--strategy") + 1] == "single"
             assert command[command.index("--turns") + 1] == "at/turns"
+
+
+def test_fewer_gpus_than_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(UserError, match="expected 2 GPUs for 2 processes, received CUDA_VISIBLE_DEVICES=3; list more"):
+        commands(cell(strategy="independent"), replace(SETTINGS, device="cuda"), Path())
 
 
 def test_each_of_several_independent_processes_has_a_gpu_of_its_own(monkeypatch):
