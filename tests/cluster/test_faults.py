@@ -126,6 +126,7 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     with bed.running(*words, output=tmp_path / "printed") as job:
         job.wait_until(lambda: last_step(output_dir) >= due)
         if fault.command:
+            job.wait_until(lambda: saved_step(output_dir) >= due - 2)  # written in the background
             job.inside("bash", "-c", fault.command)
         by_mpi = launcher in ("horovodrun-mpi", "mpirun")
         limit = (MPIRUN_SECONDS if by_mpi else FAULT_TIMEOUT) + END_SECONDS if fault.cuts else END_SECONDS
@@ -168,6 +169,12 @@ def test_a_notice_to_one_rank_stops_all_at_the_same_step(number, launcher, frame
     assert re.search(r"^status 0$", printed, re.MULTILINE) and len(REPORTED.findall(printed)) == 1, printed
     progress = load("latest", output_dir / "checkpoints", warn=pytest.fail).progress
     assert stopped == [(str(progress.step), number)], printed
+
+
+def saved_step(output_dir: Path) -> int:
+    """Return the step of the newest checkpoint, 0 if there is none."""
+    names = (path.name for path in output_dir.glob("checkpoints/step-*"))
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
 
 
 def trainers(job: Job) -> list[str]:

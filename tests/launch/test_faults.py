@@ -50,9 +50,20 @@ def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int
     fault = InjectedFault(kind, rank, STEP)
     flags = ("--checkpoint-every", 4, "--epochs", 1000)
     with training(framework, 2, output_dir, *flags, launcher=launcher, program=fault.program(framework, 1)) as job:
+        if not KINDS[kind].program:
+            job.wait_for_step(STEP)
+            wait_for_a_checkpoint(output_dir)
         assert fault.strike(job), job.printed()
         check_ended(job, KINDS[kind])
         return job.printed()
+
+
+def wait_for_a_checkpoint(output_dir) -> None:
+    """Wait for the first checkpoint, which is written in the background."""
+    deadline = time.monotonic() + 60
+    while not list(output_dir.glob("checkpoints/step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
