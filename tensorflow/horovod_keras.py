@@ -17,15 +17,14 @@ from allstep.common.process.requirements import missing
 if line := missing("tensorflow", "horovod"):
     raise ImportError(line)
 
+from allstep.tensorflow.numerics import wrong_keras
+
+if line := wrong_keras():  # Horovod would fail with another line
+    raise ImportError(line)
+
 import h5py
 import horovod.tensorflow
 import keras
-
-if keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        f"horovod_keras needs Keras on TensorFlow; it runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
-    )
-
 import tensorflow as tf
 from horovod.tensorflow import (  # noqa: F401
     Adasum,

@@ -19,6 +19,7 @@ from allstep.common.config.train_config import TrainConfig  # noqa: E402
 from allstep.common.data.datasets import Dataset  # noqa: E402
 from allstep.tensorflow.inputs import Inputs  # noqa: E402
 from allstep.tensorflow.models import build_network, canonical_weights, import_weights  # noqa: E402
+from allstep.tensorflow.numerics import wrong_keras  # noqa: E402
 
 
 class LoadedNetwork:
@@ -30,8 +31,8 @@ class LoadedNetwork:
         Raises:
             UserError: see `build_network`, or the device does not exist.
         """
-        if keras.backend.backend() != "tensorflow":
-            raise UserError(f"allstep's Keras networks need the backend tensorflow, not {keras.backend.backend()}")
+        if line := wrong_keras():
+            raise UserError(line)
         gpus = tf.config.list_logical_devices("GPU")
         if config.device == "cuda" and not gpus:
             raise UserError("device cuda needs a GPU that TensorFlow can use, there is none; give cpu or auto")

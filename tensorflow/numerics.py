@@ -1,10 +1,13 @@
-"""Version of TensorFlow, and settings of its precision and determinism."""
+"""Version of TensorFlow, Keras' settings, and those of precision and determinism."""
 
 from __future__ import annotations
+
+import os
 
 import keras
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.framework_version import check_version
 from allstep.common.launch.horovod_build import check_built_for
@@ -14,8 +17,17 @@ def prepare(config: TrainConfig) -> None:
     """Configure TensorFlow for a run, before any computation.
 
     Raises:
-        UserError: the version is older than the tested ones, or Horovod was built for another version.
+        UserError: the version is older than the tested ones, Horovod was built for another version, or Keras is set to
+            other layouts, types or backends than the trainers have.
     """
+    if line := wrong_keras():
+        raise UserError(line)
+    settings = keras.config.image_data_format(), keras.config.floatx()
+    if settings != ("channels_last", "float32"):
+        raise UserError(
+            f"expected Keras to have channels last and floats of 32 bits, received {' and '.join(settings)}; change "
+            "keras.json in ~/.keras, or KERAS_HOME"
+        )
     check_version("tensorflow", tf.__version__)
     if config.strategy_name == "horovod":
         check_built_for("tensorflow", tf.__version__)
@@ -23,3 +35,12 @@ def prepare(config: TrainConfig) -> None:
     if config.same_bits:
         keras.utils.set_random_seed(config.data.seed % 2**32)  # else random operations would fail
         tf.config.experimental.enable_op_determinism()
+
+
+def wrong_keras() -> str | None:
+    """Return the line about a Keras that does not run on TensorFlow, or that `tf.keras` is not; None if all is well."""
+    if (backend := keras.backend.backend()) != "tensorflow":
+        return f"allstep needs Keras on TensorFlow, it runs on {backend}; set KERAS_BACKEND=tensorflow"
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        return "allstep needs Keras 3, and TF_USE_LEGACY_KERAS makes tf.keras another one; unset it"
+    return None
