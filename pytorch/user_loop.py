@@ -26,7 +26,7 @@ from allstep.pytorch.kept.network_state import as_array
 
 
 def shard(
-    dataset: torch.utils.data.Dataset,
+    dataset: torch.utils.data.Dataset[Any],
     global_batch_size: int,
     *,
     seed: int = 0,

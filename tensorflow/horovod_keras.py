@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from allstep.common.process.requirements import missing
 
-if line := missing("tensorflow", "horovod"):
-    raise ImportError(line)
+if _line := missing("tensorflow", "horovod"):
+    raise ImportError(_line)
 
 from allstep.tensorflow.numerics import wrong_keras
 
@@ -125,7 +125,7 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
-    groups: int | list | None = None,
+    groups: int | list[Any] | None = None,
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
@@ -180,7 +180,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def load_model(
-    filepath: str | os.PathLike,
+    filepath: str | os.PathLike[str],
     custom_optimizers: list[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
     compression: type | None = None,

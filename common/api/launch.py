@@ -23,7 +23,7 @@ from allstep.common.base.flag_types import max_local_ranks
 from allstep.common.files import array_json
 from allstep.common.process.requirements import need
 
-LAUNCHERS = {
+LAUNCHERS: dict[str, tuple[str, ...]] = {
     "horovodrun": ("horovodrun", "-np", "{ranks}", sys.executable),
     "torchrun": ("torchrun", "--standalone", "--nproc-per-node", "{ranks}", "--no-python", sys.executable),
 }

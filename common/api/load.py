@@ -106,7 +106,8 @@ class Loaded:
 
     def __init__(self, trained: Trained, framework: str, network: Any) -> None:
         """Keep the parts; `load` makes them."""
-        self.framework, self._network, self._trained = framework, network, trained
+        self.framework: str = framework
+        self._network, self._trained = network, trained
         files = self.description.image_files
         self._reader = PictureReader(files.size, turns=files.exif_orientation) if files else None
 

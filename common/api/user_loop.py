@@ -41,10 +41,11 @@ class Order:
             UserError: see `common.data.sharding.check`.
         """
         check(num_samples, global_batch_size, drop_last=drop_last)
-        self.num_samples, self.global_batch_size, self.seed, self.drop_last = (
-            num_samples, global_batch_size, seed, drop_last,
-        )  # fmt: skip
-        self.placement = placement or find_placement()
+        self.num_samples: int = num_samples
+        self.global_batch_size: int = global_batch_size
+        self.seed: int = seed
+        self.drop_last: bool = drop_last
+        self.placement: Placement = placement or find_placement()
 
     def rest_of_epoch(self, position: Position) -> Iterator[tuple[np.ndarray, float, Position]]:
         """Yield batches from `position` to the end of its epoch: sample indices, their weight, and the next position.
@@ -76,9 +77,9 @@ class Shard:
     def __init__(self, order: Order, read: Callable[[Iterator[np.ndarray]], Iterator[Any]]) -> None:
         """Start at the first epoch; `read` turns sample indices into batches, in order, and may prefetch."""
         self._order, self._read = order, read
-        self.position = Position(0, 0)
+        self.position: Position = Position(0, 0)
         """Position of the run after the last batch."""
-        self.weight = 1.0
+        self.weight: float = 1.0
         """Factor for the mean loss of the last batch that makes its average over ranks the mean of the global batch."""
 
     def __iter__(self) -> Iterator[Any]:

@@ -27,7 +27,8 @@ class OutputDirectory:
     """
 
     def __init__(self, path: str | Path, *, warn: Callable[[str], None]) -> None:
-        self.path, self.warn = Path(path), warn
+        self.path: Path = Path(path)
+        self.warn: Callable[[str], None] = warn
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             # Following a link would truncate another file below.

@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 def load(
-    which: str | os.PathLike,
-    parent: str | os.PathLike,
+    which: str | os.PathLike[str],
+    parent: str | os.PathLike[str],
     *,
     warn: Callable[[str], None],
     groups: Sequence[str] = GROUPS,
@@ -38,7 +38,7 @@ def load(
     return _first_good(which, Path(parent), functools.partial(files.read, groups=groups), warn)
 
 
-def load_manifest(which: str | os.PathLike, parent: str | os.PathLike) -> Manifest:
+def load_manifest(which: str | os.PathLike[str], parent: str | os.PathLike[str]) -> Manifest:
     """Return the manifest of the checkpoint that `load` would load if no arrays are damaged, without warnings.
 
     Raises:
@@ -47,7 +47,9 @@ def load_manifest(which: str | os.PathLike, parent: str | os.PathLike) -> Manife
     return _first_good(which, Path(parent), files.read_manifest, lambda _: None)
 
 
-def _first_good(which: str | os.PathLike, parent: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
+def _first_good(
+    which: str | os.PathLike[str], parent: Path, read: Callable[[Path], T], warn: Callable[[str], None]
+) -> T:
     """Return the result of `read` for the first checkpoint selected by `which` that can be read."""
     if which in ("latest", "best"):
         return _first_of(parent, read, warn, best=which == "best")

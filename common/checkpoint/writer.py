@@ -41,7 +41,7 @@ class Checkpoints:
     def __init__(self, output: OutputDirectory, *, keep: int = 3, constants: Container[str] = ()) -> None:
         if keep < 1:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
-        self.directory = output.path / "checkpoints"
+        self.directory: Path = output.path / "checkpoints"
         target = self.directory.resolve()
         if not target.is_relative_to(output.path.resolve()):
             raise UserError(

@@ -53,7 +53,7 @@ class Metrics:
         Raises:
             UserError: one is in a user's file that cannot be imported or has none.
         """
-        self.metrics = tuple(_metric(name, dataset) for name in names)
+        self.metrics: tuple[Metric, ...] = tuple(_metric(name, dataset) for name in names)
         self._best_by, self.of_scores = best_by, of_scores
 
     def score(self, loss: float, values: Mapping[str, Any]) -> float | None:

@@ -51,7 +51,7 @@ class Profiler(Protocol):
         """Wait for the device, and end the recording."""
         ...
 
-    def span(self, name: str) -> AbstractContextManager:
+    def span(self, name: str) -> AbstractContextManager[Any]:
         """Return a context that is in the trace under this name."""
         ...
 

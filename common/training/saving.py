@@ -60,7 +60,7 @@ class Saver:
         self,
         worker: Worker,
         schedule: Schedule,
-        config: Mapping,
+        config: Mapping[str, Any],
         versions: Mapping[str, str],
         checkpoints: Checkpoints | None,
         *,

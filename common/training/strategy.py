@@ -34,7 +34,9 @@ class BaseStrategy(ABC):
 
     def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
-        self.placement, self.flags, self._wanted_device = placement, flags, device
+        self.placement: Placement = placement
+        self.flags: StrategyConfig = flags
+        self._wanted_device = device
 
     @abstractmethod
     def init(self) -> None:
@@ -58,7 +60,7 @@ class BaseStrategy(ABC):
         """Return whether this rank only computes for another one that trains, once that one is gone."""
         return False
 
-    def scope(self) -> contextlib.AbstractContextManager:
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The model and the optimizer are made inside it."""
         return contextlib.nullcontext()
 

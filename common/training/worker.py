@@ -79,14 +79,14 @@ class Worker(Protocol):
         """
         ...
 
-    def evaluating(self) -> AbstractContextManager:
+    def evaluating(self) -> AbstractContextManager[Any]:
         """Return a context in which `eval_step` may be called, with --slices once for each slice of the rank.
 
         Collective: all ranks call it.
         """
         ...
 
-    def averaged_weights(self) -> AbstractContextManager:
+    def averaged_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which evaluation and export use the moving averages of the weights, if --ema is given.
 
         Collective: all ranks call it.

@@ -7,13 +7,14 @@ import hmac
 import json
 import socket
 import threading
+from typing import Any
 
 # The longest message has the stacks of all threads of a rank.
 _MAX_BYTES = 1 << 20
 _SEND_SECONDS = 5.0
 
 
-def line(message: dict) -> bytes:
+def line(message: dict[str, Any]) -> bytes:
     """Encode a message."""
     return json.dumps(message).encode() + b"\n"
 
@@ -45,7 +46,7 @@ class Channel:
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(text)
 
-    def receive(self) -> list[dict]:
+    def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived.
 
         Raises:
@@ -60,7 +61,7 @@ class Channel:
             raise EOFError
         return [json.loads(line) for line in lines]
 
-    def greeting(self) -> list[dict]:
+    def greeting(self) -> list[dict[str, Any]]:
         """Return the messages of a new, untrusted connection, or [{}] if they are invalid."""
         try:
             return self.receive()

@@ -47,15 +47,15 @@ class ProgressState:
     """
 
     def __init__(self) -> None:
-        self.phase = "start"
+        self.phase: str = "start"
         """Current phase, one of `PHASES`."""
-        self.is_new = True
+        self.is_new: bool = True
         """Whether the rank is in this phase for the first time, and may have to compile first."""
-        self.moves = 0
+        self.moves: int = 0
         """Number of phase changes, which is the same on all ranks at the same point of the run."""
         self.step = 0
         """Current or last training step."""
-        self.tick = 0
+        self.tick: int = 0
         """Last tick that has begun."""
         self.longest: dict[str, float] = {}
         """Longest duration of each phase in seconds, without its first time."""
@@ -65,7 +65,7 @@ class ProgressState:
         self._frozen = False
         self._decided = threading.Event()
         self._last_tick = 0
-        self.notice = ""
+        self.notice: str = ""
         """Notice for which the ranks stop, such as the name of a signal; empty until they have agreed to stop."""
 
     @property

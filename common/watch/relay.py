@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.so
     return ports[0], listener
 
 
-def joined(rank: int, host: str) -> dict:
+def joined(rank: int, host: str) -> dict[str, Any]:
     """Return the message of a relay to which a rank has connected."""
     return {"joined": rank, "host": host}
 

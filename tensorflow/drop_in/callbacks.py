@@ -38,11 +38,11 @@ class InStep(keras.callbacks.Callback):
     model: keras.Model
     """The model, which Keras sets before it calls any method."""
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         _refuse_undistributed(self.model)
         self._shared()["compared"] = None
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._compare(f"after epoch {epoch + 1}")
 
     def _compare(self, moment: str) -> None:
@@ -88,7 +88,7 @@ class BroadcastGlobalVariablesCallback(InStep):
         self._local_variables = {native(v).ref() for v in local_variables}
         self._is_pending = self._is_doubtful = False
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         # One rank may have a loaded model and the others new ones; all must broadcast, or fail, at the same moment.
         reason = refusal(self.model)
         moment = allreduce(-1.0 if reason else float(self.model.built), name="are_models_built", op=hvd.Min)
@@ -103,7 +103,7 @@ class BroadcastGlobalVariablesCallback(InStep):
         if moment:
             self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._is_pending:
             self._is_pending = False
             self._broadcast()
@@ -146,7 +146,7 @@ class MetricAverageCallback(InStep):
         super().__init__()
         self.device = device
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         logs = {} if logs is None else logs
         values = {name: np.asarray(logs[name]) for name in sorted(logs)}
@@ -202,15 +202,17 @@ class LearningRateScheduleCallback(InStep):
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
         self.initial_lr = initial_lr
-        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self.multiplier: Callable[[float], float] = (
+            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.staircase = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
-        self.current_epoch = 0
+        self.steps_per_epoch: int | None = steps_per_epoch
+        self.current_epoch: int = 0
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
@@ -219,10 +221,10 @@ class LearningRateScheduleCallback(InStep):
                 )
         super().on_train_begin(logs)
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self.current_epoch < self.start_epoch or (
             self.end_epoch is not None and self.current_epoch >= self.end_epoch
         ):
@@ -233,7 +235,7 @@ class LearningRateScheduleCallback(InStep):
         elif batch == 0:
             self._set_learning_rate(self.current_epoch)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
@@ -278,7 +280,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
         self._last_epoch = warmup_epochs - 1
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == self._last_epoch and hvd.rank() == 0:
             lr = float(self.model.optimizer.learning_rate)
@@ -317,19 +319,19 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_freq=save_freq,  # pyright: ignore[reportArgumentType] (Keras takes numbers as well)
         )
         if filepath is None:
-            self.filepath = None
+            self.filepath: Any = None
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint has no `filepath`; pass it or set the attribute before training.")
         _refuse_undistributed(self.model)
         super().on_train_begin(logs)
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if hvd.rank() == 0:
             super().on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if hvd.rank() == 0:
             super().on_epoch_end(epoch, logs)
 

@@ -68,7 +68,7 @@ class KerasState(ObjectState):
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
-        self.optimizer = optimizer or model.optimizer
+        self.optimizer: Any = optimizer or model.optimizer
         if not self.optimizer.built:  # slots created later would be neither sent nor restored
             self.optimizer.build(model.trainable_variables)
         self._save_variables()
@@ -107,18 +107,19 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
-        self.state, self.batches_per_commit = state, batches_per_commit
+        self.state: ObjectState = state
+        self.batches_per_commit: int = batches_per_commit
         self._num_batches = 0
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._num_batches = 0  # the same on ranks that have just joined
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._num_batches += 1
         if self._num_batches % self.batches_per_commit == 0:
             self.state.commit()
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.commit()
 
 
@@ -138,16 +139,16 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._first_batch = 0
         self._is_shortened = False
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._first_batch = self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.batch = self._first_batch + batch
         steps = self.params and self.params.get("steps")
         if self._first_batch and steps and self.state.batch + 1 >= steps:
             self._is_shortened = self.model.stop_training = True
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.batch = self._first_batch = 0
         if self._is_shortened:  # it has ended the epoch and must not end training
             self._is_shortened = self.model.stop_training = False
@@ -159,10 +160,10 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.initial_epoch = state.epoch
+        self.initial_epoch: int = state.epoch
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.initial_epoch = self.state.epoch
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.epoch = self.initial_epoch + epoch + 1

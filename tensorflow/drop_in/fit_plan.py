@@ -44,7 +44,9 @@ _LOCAL = (
 )
 
 
-def plan_of_fit(model: keras.Model, arguments: Mapping[str, Any], callbacks: Sequence[Any], steps: Any) -> dict:
+def plan_of_fit(
+    model: keras.Model, arguments: Mapping[str, Any], callbacks: Sequence[Any], steps: Any
+) -> dict[str, Any]:
     """Return what this rank is about to do, serialisable as JSON.
 
     arguments: those of `fit`.

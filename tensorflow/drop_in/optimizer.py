@@ -37,7 +37,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | list | None = None,
+    groups: int | list[Any] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
@@ -112,7 +112,7 @@ class Distributed(Specialised):
     _reduction: GradientReduction
 
     @property
-    def variables(self) -> list:
+    def variables(self) -> list[Any]:
         return _CallableList(super().variables)
 
     @property

@@ -34,11 +34,11 @@ class GradientReduction:
     predivide_factor: float
     op: int
     scale: int  # factor of every gradient
-    groups: int | list | None
+    groups: int | list[Any] | None
     process_set: ProcessSet
     scale_local_gradients: bool
-    local_variables: set = field(default_factory=set)  # `tf.Variable.ref()` of variables not shared between ranks
-    sparse_variables: set = field(default_factory=set)  # the same of variables whose gradients were IndexedSlices
+    local_variables: set[Any] = field(default_factory=set)  # `tf.Variable.ref()` of variables not shared between ranks
+    sparse_variables: set[Any] = field(default_factory=set)  # the same of variables whose gradients were IndexedSlices
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:

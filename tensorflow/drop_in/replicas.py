@@ -86,14 +86,14 @@ def build_alike(model: keras.Model) -> None:
             optimizer.build(model.trainable_variables)
 
 
-def rank_local_variables(model: keras.Model, local_variables: set) -> set:
+def rank_local_variables(model: keras.Model, local_variables: set[Any]) -> set[Any]:
     """Return the `tf.Variable.ref()` of `local_variables`, those that the optimizers know, and the slots of both."""
     optimizers = optimizers_of(model)
     own = local_variables.union(*(part._reduction.local_variables for part in _distributed_parts(optimizers)))
     return own | _slots_of(own, optimizers)
 
 
-def check_replicas(model: keras.Model, local_variables: set, moment: str) -> None:
+def check_replicas(model: keras.Model, local_variables: set[Any], moment: str) -> None:
     """Compare the model's replicas over the ranks, by 64 bits of each variable.
 
     local_variables: `tf.Variable.ref()` of weights that may differ, in addition to those that the optimizers know.

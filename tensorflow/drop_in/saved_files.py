@@ -19,7 +19,7 @@ _POLICY = "mixed_float16"
 
 
 @contextlib.contextmanager
-def policy_of_saved_optimizer(filepath: str | os.PathLike) -> Iterator[None]:
+def policy_of_saved_optimizer(filepath: str | os.PathLike[str]) -> Iterator[None]:
     """Have Keras scale the loss of the model that it loads in the block, if the file's optimizer did.
 
     `compile` adds the scaling by the global policy, which the file does not hold; layers keep their own policies.
@@ -33,7 +33,7 @@ def policy_of_saved_optimizer(filepath: str | os.PathLike) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def _scales_loss(filepath: str | os.PathLike) -> bool:
+def _scales_loss(filepath: str | os.PathLike[str]) -> bool:
     """Return whether the file has the state of a loss scale; what is no saved model is left to Keras."""
     if zipfile.is_zipfile(filepath):
         with zipfile.ZipFile(filepath) as archive:
@@ -48,7 +48,7 @@ def _scales_loss(filepath: str | os.PathLike) -> bool:
     return False
 
 
-def restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike, options: dict[str, Any]) -> None:
+def restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike[str], options: dict[str, Any]) -> None:
     """Replace the model's optimizer by one with the file's slots.
 
     Keras 3 builds the optimizer of an .h5 file for no variables, so it loses the slots and refuses to train.

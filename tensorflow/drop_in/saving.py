@@ -36,7 +36,7 @@ else:
 class Specialised(_Optimizer):
     """Base class of the mixins that `specialise` puts before an optimizer's class."""
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Keras pickles a method of the class, and pickle finds classes by name.
         return pickled_as(type(self).__bases__[1], super().__reduce__())
 

@@ -28,7 +28,7 @@ OUTSIDE = (
 )
 
 
-def compiled_step(train_step: Callable[[Any], dict], data: Any) -> dict:
+def compiled_step(train_step: Callable[[Any], dict[str, Any]], data: Any) -> dict[str, Any]:
     """Run Keras' `train_step` on `data`, with the gradients and the update as two XLA programs.
 
     Call it while a step is traced, outside of code that XLA compiles. Returns: the metrics.
