@@ -15,16 +15,21 @@ pytestmark = pytest.mark.launch
 PROGRAM = """
 import sys
 from pathlib import Path
+from unittest.mock import patch
 from allstep.commands.horovod import install
 from allstep.commands.horovod.target import Target
 
 target = Target(python=Path(sys.executable), site_packages=Path(), versions={})
 wheel = Path(sys.argv[1])
-install.check_no_foreign_horovod = install._check_environment = lambda: None
-install._target = lambda mpi, gpu: target
-install._wheel = lambda target: wheel
-install._lacking = lambda target: ["--no-index", "--find-links", str(wheel.parent), "newcomer"]
-install.install(mpi="auto", gpu=None)
+with patch.multiple(
+    install,
+    check_no_foreign_horovod=lambda: None,
+    _check_environment=lambda: None,
+    _target=lambda mpi, gpu: target,
+    _wheel=lambda target: wheel,
+    _lacking=lambda target: ["--no-index", "--find-links", str(wheel.parent), "newcomer"],
+):
+    install.install(mpi="auto", gpu=None)
 """
 
 
