@@ -27,7 +27,7 @@ COLUMNS = ("install", "MPI", "Gloo", "ddp", "fsdp", "mirrored", "fit")
 TRAIN = ("--epochs", "2", "--seed", "1", "--global-batch-size", "64")
 MAX_LOSS_DIFFERENCE = 0.002  # losses are printed with three digits
 MIN_FIT_ACCURACY = 0.9
-TIMEOUT_S = 3600
+TIMEOUT_S = 4 * 3600
 DISTRIBUTIONS = ("torch", "tensorflow-cpu")
 VERSIONS = """
 import importlib.metadata as m, platform, sys
