@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 from allstep.commands.evaluate.run_flags import words_for
 from allstep.commands.shared.records.files import output_file
 from allstep.common.api.user_parts import Parts
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.cli.validation import DATA_FLAGS
+from allstep.common.config.data_config import DataConfig
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.exit import run_rank
 from allstep.common.training.saving import broadcast_state
@@ -90,7 +92,11 @@ def _check(flags: Any, given: Sequence[str]) -> None:
 def _part_of(split: str, trained: Trained, given: Sequence[str]) -> list[str]:
     """Return the flag that chooses the part to evaluate."""
     dataset = flag_value(given, "dataset") or trained.config.get("dataset")
-    return ["--validation-part", "test"] if split == "test" and dataset not in _OFFICIAL_TESTS else []
+    if split != "test" or dataset is None or dataset in _OFFICIAL_TESTS:
+        return []
+    if DataConfig(dataset=dataset).kind not in DATA_FLAGS["validation_part"]:
+        raise UserError(f"--split test: --dataset {quote(dataset)} has no test part; give --split validation")
+    return ["--validation-part", "test"]
 
 
 def _parts(flags: Any, trained: Trained, config: TrainConfig, placement: Placement) -> Parts:

@@ -153,8 +153,10 @@ class Loaded:
             top: number of classes.
 
         Raises:
-            UserError: see `preprocess`.
+            UserError: see `preprocess`; or `top` is below 1.
         """
+        if top < 1:
+            raise UserError(f"top must be 1 or more, got {top}")
         samples, is_one = self.samples(images)
         outputs = self._network.outputs(self._network.inputs(samples))
         if self.description.task == "regression":
@@ -168,6 +170,8 @@ class Loaded:
     def samples(self, images: Any) -> tuple[np.ndarray, bool]:
         """Return samples before normalisation, and whether they are of one picture alone."""
         is_one = _is_picture(images)
+        if (isinstance(images, (list, tuple)) and not images) or getattr(images, "size", 1) == 0:
+            raise UserError("expected a sample at least, received none; give a picture, or a list of some")
         if self._reader:
             is_one = is_one or (isinstance(images, np.ndarray) and images.ndim < 4)
             pictures: Any = [images] if is_one else images
@@ -192,6 +196,9 @@ class Loaded:
             raise UserError(
                 f"expected samples {kind} {shape}, as the run was trained on, received {array.dtype} {array.shape[1:]}"
             )
+        limit = description.num_tokens if kind == "int64" else 0
+        if limit and not (0 <= array.min() <= array.max() < limit):
+            raise UserError(f"expected tokens from 0 to {limit - 1}, as the run was trained on, received others")
         return array, is_one
 
 

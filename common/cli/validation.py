@@ -254,7 +254,7 @@ def _check_ramp(config: TrainConfig, framework: str) -> None:
 
 _OF_SAMPLES = tuple(name for name in FORMATS if name != "text")
 # Kinds of data sets that use a flag.
-_DATA = {
+DATA_FLAGS = {
     "task": (*_OF_SAMPLES, PYTHON, PROGRAM),
     "text_tokens": ("text",),
     "validation_part": ("image-folder", *_OF_SAMPLES),
@@ -265,7 +265,7 @@ _DATA = {
 def _check_data(data: DataConfig) -> None:
     """Refuse flags that the data set would ignore."""
     kind = data.kind if data.path or data.kind != "text" else "the built-in text"
-    for name, kinds in _DATA.items():
+    for name, kinds in DATA_FLAGS.items():
         if kind not in kinds and getattr(data, name) != getattr(DataConfig, name):
             raise UserError(
                 f"--{name.replace('_', '-')} has no effect on --dataset {quote(data.dataset)}; leave it out"

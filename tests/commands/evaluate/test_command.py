@@ -146,6 +146,7 @@ def renamed(trained: Path, data: Path, folder: Path) -> Path:
         (("--predictions", "p.txt"), "expected --predictions to end in .csv, .parquet, .jsonl, received p.txt"),
         (("--images", "{other}"), "--images needs --predictions FILE"),
         (("--resume", "latest"), "--resume is for training, not for allstep evaluate"),
+        (("--split", "test", "--dataset", "digits"), "--split test: --dataset digits has no test part"),
         (("--split", "exam"), "expected --split to be one of|--split"),
         (("--batch-sise", "4"), "did you mean --batch-size"),
     ],

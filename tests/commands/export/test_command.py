@@ -157,6 +157,9 @@ def test_mistakes_are_one_line(digits, tmp_path, monkeypatch):
     train(
         "pytorch", "alone", 1, tmp_path / "text", "--model", "text-encoder", "--dataset", "text-topics", "--epochs", "1"
     )
+    with pytest.raises(UserError, match="expected tokens from 0 to .*, as the run was trained on, received others"):
+        text = allstep.load(tmp_path / "text")
+        text.predict(np.full((1, *text.description.input_shape), -1))
     for words, expected in (
         ((digits, "--to", "keras", "--framework", "pytorch"), "--to keras is written by tensorflow, not by pytorch"),
         ((digits, "--to", "state-dict", "--with-preprocessing"), "--with-preprocessing needs a format with a graph"),
