@@ -115,12 +115,15 @@ def served(folder):
 
 
 @pytest.mark.full
-def test_links_inside_lead_to_pages_and_headings(site):
+def test_links_inside_lead_to_pages_and_those_outside_are_listed(site, monkeypatch):
     """Sphinx warns of unknown pages and headings; this sees links that are shown as plain text, or leave the site."""
+    monkeypatch.syspath_prepend(SITE)
+    outside = importlib.import_module("links").outside
     start = html.unescape((site / "index.html").read_text())
     assert [link for link in re.findall(r'href="([^":#?]+)["#?]', start) if not (site / link).exists()] == []
     assert "allstep.pytorch.Session" in (site / "api.html").read_text()
     assert 'href="../bits.html"' in (site / "measurements" / "slices.html").read_text()
+    assert outside(site)["https://arxiv.org/abs/1802.05799"] == ["explanation/all-reduce.html"]
     assert 'href="../five-steps.html"' in (site / "tutorial" / "two-ranks.html").read_text()
 
 
