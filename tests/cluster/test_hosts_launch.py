@@ -1,4 +1,4 @@
-"""Jobs over two hosts, started by the command lines in README.md and of `allstep hosts`.
+"""Jobs over two hosts, started by the command lines in docs/clusters.md and of `allstep hosts`.
 
 Oracle: metrics.jsonl of the run, the processes of each host, and runs on one host.
 """
@@ -53,7 +53,7 @@ SERVERS_LIST, SERVERS_FILE = "-H server1:4,server2:4", f"--hostfile {TWO_SERVERS
     ],
 )
 def test_eight_ranks(framework, start, tmp_path):
-    """The README's first command for a cluster works as written."""
+    """The commands of docs/clusters.md work as written."""
     flags = (*SHORT, "--output-dir", tmp_path / "run")
     program = ("python", f"{framework}/train.py")
     with bed.running(*shlex.split(start), *program, *flags, output=tmp_path / "printed") as job:
