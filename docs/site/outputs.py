@@ -94,7 +94,7 @@ def output(commands: str, folder: Path) -> str:
     """Run commands in a folder and return their stdout; a command that fails ends the program that asked."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
-        [*bed(commands), "bash", "-ec", commands],
+        [*bed(commands), "bash", "-eo", "pipefail", "-c", commands],
         cwd=folder,
         env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
