@@ -1,22 +1,17 @@
-"""Draw docs/terminal.svg, a real terminal: `python docs/figures/terminal.py` runs the commands and records them."""
+"""Draw docs/terminal.svg, a real terminal: `python docs/site/terminal.py` runs the commands and records them."""
 
 from __future__ import annotations
 
 import io
-import sys
 import tempfile
 from pathlib import Path
 
+import outputs
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-DOCS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(DOCS / "site"))
-
-import outputs  # noqa: E402
-
-FILE = DOCS / "terminal.svg"
+FILE = outputs.REPOSITORY / "docs" / "terminal.svg"
 LOOP = outputs.REPOSITORY / "examples" / "pytorch_loop.py"
 AVERAGE = "optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())"
 """Step that is left out of a copy of that loop, for the last command to find."""
