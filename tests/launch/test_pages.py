@@ -16,8 +16,9 @@ import pytest
 from ranks import REPOSITORY, full, run
 
 DOCS = REPOSITORY / "docs"
+FOLDERS = ("", "how-to", "explanation", "measurements")
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md"]
-PAGES += [path for place in ("", "how-to", "explanation", "measurements") for path in sorted((DOCS / place).glob("*.md"))]
+PAGES += [path for place in FOLDERS for path in sorted((DOCS / place).glob("*.md"))]
 TUTORIAL = sorted((DOCS / "tutorial").glob("*.md"))
 # `make test` would run this test, and the tests of the trainers cover `make train`.
 NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
