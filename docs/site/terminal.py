@@ -20,7 +20,7 @@ COMMANDS = (
     "horovodrun -np 2 python tensorflow/train.py --epochs 3 --global-batch-size 64 --seed 1",
     "allstep prove my_loop.py",
 )
-WIDTH = 120
+WIDTH = 136
 COLOURS = {"ground": (24, 27, 33), "text": (216, 220, 226), "command": (126, 200, 255)}
 THEME = TerminalTheme(COLOURS["ground"], COLOURS["text"], [COLOURS["ground"]] * 8)
 FORMAT = """\
