@@ -35,6 +35,8 @@ BEDS = {
     "(needs Slurm)": (*TWO_HOSTS, str(REPOSITORY / "tests" / "cluster" / "slurm.sh"), "2"),
 }
 """Programs that run the blocks which have these words in a comment."""
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Variables without which mpirun refuses to run on simulated hosts, where the user is root."""
 FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"(?P<head>^```sh\n(?P<commands>[^`]*?)^```\n\n```text\n)(?P<output>[^`]*?)^```$", re.MULTILINE)
 HOME = "/home/you/allstep"
@@ -96,7 +98,7 @@ def output(commands: str, folder: Path) -> str:
     ran = subprocess.run(
         [*bed(commands), "bash", "-eo", "pipefail", "-c", commands],
         cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **AS_ROOT},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
