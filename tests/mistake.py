@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 from ranks import REPOSITORY, Result, environment, run_in
 
+from allstep.commands import cli
 from allstep.commands.shared import process_tree
+from allstep.common.base.errors import UserError
 
 PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
 TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"
@@ -55,6 +60,27 @@ def check(mistake: Mistake, folder: Path) -> None:
     assert len(lines) == 1, result.output
     check_line(lines[0], mistake.expected, mistake.received.replace("{here}", str(folder)))
     assert not survivors, f"{len(survivors)} processes are left"
+    assert _listing(folder) == before
+
+
+def check_call(mistake: Mistake, folder: Path, monkeypatch: pytest.MonkeyPatch, output: Any) -> None:
+    """Check a mistake of a command or a benchmark in this process, in what the process would call.
+
+    Args:
+        output: pytest's `capfd`.
+    """
+    if mistake.prepare:
+        mistake.prepare(folder)
+    before = _listing(folder)
+    monkeypatch.chdir(folder)
+    program, *words = [word.replace("{here}", str(folder)) for word in shlex.split(mistake.command)]
+    call = cli.call if program == "allstep" else importlib.import_module(f"allstep.{program}").main
+    with pytest.raises(UserError) as refused:
+        call(words)
+    line = str(refused.value)
+    assert len(line.splitlines()) == 1
+    check_line(line, mistake.expected, mistake.received.replace("{here}", str(folder)))
+    assert output.readouterr() == ("", "")
     assert _listing(folder) == before
 
 

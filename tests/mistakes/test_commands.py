@@ -6,7 +6,7 @@ import os
 import sys
 
 import pytest
-from mistake import ALLSTEP, Mistake, check
+from mistake import Mistake, check, check_call
 
 HUGE = "1" + 30 * "0"
 CORES = "to be at most 16, as they share the"
@@ -157,11 +157,15 @@ BENCHMARKS = {
 }
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
-def test_commands(arguments, tmp_path):
-    check(Mistake(f"{ALLSTEP} {arguments}", *COMMANDS[arguments]), tmp_path)
+PROGRAMS = {**{f"allstep {arguments}": texts for arguments, texts in COMMANDS.items()}, **BENCHMARKS}
 
 
-@pytest.mark.parametrize("arguments", BENCHMARKS)
-def test_benchmarks(arguments, tmp_path):
-    check(Mistake(f"{sys.executable} -m allstep.{arguments}", *BENCHMARKS[arguments]), tmp_path)
+@pytest.mark.parametrize("command", PROGRAMS)
+def test_calls(command, tmp_path, monkeypatch, capfd):
+    check_call(Mistake(command, *PROGRAMS[command]), tmp_path, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize("program", ["commands.cli collectives", "benchmarks.session"])
+def test_processes(program, tmp_path):
+    command = f"{sys.executable} -m allstep.{program} --rounds 0"
+    check(Mistake(command, "--rounds to be at least 1", "0"), tmp_path)
