@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from warm_python import warm
 
 from allstep.commands.shared.launchers import LAUNCHERS as LAUNCHER_COMMANDS
 
@@ -61,7 +62,7 @@ def run(*command: str | Path, timeout: float = 300, **extra: str) -> Result:
 def run_in(folder: Path, command: Sequence[str], environ: Mapping[str, str], *, timeout: float) -> Result:
     """Run a command in a folder with an environment; kill its process group when it exceeds `timeout` seconds."""
     process = subprocess.Popen(
-        command,
+        warm(list(command), environment()),
         cwd=folder,
         env=environ,
         text=True,
