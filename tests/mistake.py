@@ -20,7 +20,6 @@ from allstep.common.base.errors import UserError
 
 PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
 TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"
-ALLSTEP = f"{sys.executable} -m allstep.commands.cli"
 LAUNCHERS = ("horovodrun", "mpirun", "torchrun")
 LIMIT_SECONDS = 60
 
