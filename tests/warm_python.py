@@ -20,7 +20,7 @@ _MODULES = {
 _ALL = ("allstep.common.training.training_run", "allstep.common.training.opening", "tyro", "yaml", "safetensors")
 _LATE = re.compile(
     "(ALLSTEP|OMPI|OPAL|ORTE|PMIX|PMI|HFI|IPATH|HOROVOD|NCCL|GLOO|SLURM|MASTER|RANK|LOCAL|WORLD|GROUP|ROLE|TORCHELASTIC)_?.*"
-    "|TF_CONFIG|PYTHONUNBUFFERED|PWD|OLDPWD|SHLVL|_|PSM.*|FI_.*|LOGNAME|HOSTNAME"
+    "|TF_CONFIG|PYTHONUNBUFFERED|PATH|PWD|OLDPWD|SHLVL|_|PSM.*|FI_.*|LOGNAME|HOSTNAME"
 )
 """Variables that launchers, shells and tests set, and no import reads."""
 _servers: dict[str, tuple] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
-from allstep.commands.doctor.reading import content, first_line
+from allstep.commands.shared.reading import content, first_line
 from allstep.common.base.checkout import setup_command
 
 

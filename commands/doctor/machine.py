@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
-from allstep.commands.doctor.reading import content
+from allstep.commands.shared.reading import content
 from allstep.common.base.cores import cpu_quota
 from allstep.common.base.memory import available_memory
 from allstep.common.launch.loopback import resolves

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
-from allstep.commands.doctor.reading import first_line, run_output
+from allstep.commands.shared.reading import first_line, run_output
 
 # A compiler that accepts -std=c++20 but lacks these headers would fail in the middle of the build.
 _CXX20 = "#include <concepts>\n#include <ranges>\nint main() { return 0; }\n"

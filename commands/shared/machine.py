@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.shared.jobs import environment
+from allstep.commands.shared.reading import run_output
 from allstep.common.exact.environment_fingerprint import processor
 
 _PACKAGES = (
@@ -33,6 +34,7 @@ _GPU_FIELDS = {
     **{"clock": "clocks.current.sm", "highest_clock": "clocks.max.sm", "persistence": "persistence_mode"},
     **{"ecc": "ecc.mode.current", "link_generation": "pcie.link.gen.max", "link_width": "pcie.link.width.max"},
 }
+_output = functools.partial(run_output, seconds=30)  # nvidia-smi first wakes its driver
 _CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
@@ -118,17 +120,6 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if name.startswith(_PREFIXES) and not _SECRET.search(name.upper())
     }
-
-
-def _output(*command: str) -> str | None:
-    """Return the output of a command; None if it does not exist, fails or hangs."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except subprocess.TimeoutExpired:
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _git(repository: Path) -> Git | None:

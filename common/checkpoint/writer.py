@@ -121,11 +121,6 @@ class Checkpoints:
             self._is_awaited.set()
             pending.result()
 
-    @property
-    def writing(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._pending is not None and not self._pending.done()
-
     def close(self) -> None:
         """Wait for the last write, and end the background thread. Raises the errors of `wait`."""
         self._is_awaited.set()
