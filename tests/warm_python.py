@@ -18,11 +18,11 @@ _MODULES = {
     "tensorflow": ("allstep.tensorflow.train", "allstep.tensorflow.worker", "allstep.tensorflow.strategies.single"),
 }
 _ALL = ("allstep.common.training.training_run", "allstep.common.training.opening", "tyro", "yaml", "safetensors")
-_LATE = re.compile(
-    "(ALLSTEP|OMPI|OPAL|ORTE|PMIX|PMI|HFI|IPATH|HOROVOD|NCCL|GLOO|SLURM|MASTER|RANK|LOCAL|WORLD|GROUP|ROLE|TORCHELASTIC)_?.*"
-    "|TF_CONFIG|PYTHONUNBUFFERED|PATH|PWD|OLDPWD|SHLVL|_|PSM.*|FI_.*|LOGNAME|HOSTNAME"
+_EARLY = re.compile(
+    "(OMP_|MKL|KMP|GOMP|OPENBLAS|XLA|KERAS|CUDA|TF(?!_CONFIG)|TORCH(?!ELASTIC|INDUCTOR)|PYTORCH|PYTHON(?!UNBUFFERED)"
+    "|LD_|MALLOC|GLIBC|HOME|TMPDIR|XDG|LANG|LC_).*"
 )
-"""Variables that launchers, shells and tests set, and no import reads."""
+"""Variables that an import may read."""
 _servers: dict[str, tuple] = {}
 
 
@@ -140,8 +140,8 @@ def _watch_or_become(connection: socket.socket, usual: dict[str, str]) -> bool:
     data, files, _, _ = socket.recv_fds(connection, _MAX_REQUEST, _MAX_FILES)
     request, made = json.loads(data), dict(os.environ.items() - usual.items())  # made by the imports
     changed = {*usual.items(), *made.items()} ^ {*request["environ"].items(), *made.items()}
-    late = all(_LATE.fullmatch(name) for name, _ in changed)
-    if not late or "ALLSTEP_COLD" in request["environ"] or "--elastic" in request["argv"]:
+    early = any(_EARLY.fullmatch(name) for name, _ in changed)
+    if early or "ALLSTEP_COLD" in request["environ"] or "--elastic" in request["argv"]:
         connection.send(b"0")
         os._exit(0)
     program = os.fork()
