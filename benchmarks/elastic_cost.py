@@ -47,7 +47,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
         if outcome.status != "ok":
             raise BenchmarkFailed(f"{outcome.reason}\n{outcome.log}")
     samples = [read_json(tuple[float, ...], folder / f"{name}.json") for name in sides]
-    return [compared(f"{framework}: seconds of 100 steps, --elastic / without", *samples, "<= 1.01")], samples
+    return [compared(f"{framework}: seconds of 100 steps, --elastic / without", *samples, target="<= 1.01")], samples
 
 
 def _command(framework: str, path: Path, launcher_flags: Sequence[object], flags: Sequence[object]) -> list[str]:

@@ -35,7 +35,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
         "plain": functools.partial(_seconds, flags.steps),
     }
     samples = interleaved(sides, flags.rounds)
-    return [compared("seconds of the steps, observed / plain", *samples.values(), "<= 3")], samples
+    return [compared("seconds of the steps, observed / plain", *samples.values(), target="<= 3")], samples
 
 
 def _observed(num_steps: int, folder: Path) -> float:

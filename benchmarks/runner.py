@@ -27,7 +27,7 @@ def benchmark(
     frameworks: Sequence[str] = FRAMEWORKS,
     rounds: int | None = None,
     flags: Mapping[str, dict[str, Any]] | None = None,
-) -> Callable[[Sequence[str] | None], None]:
+) -> Callable[..., None]:
     """Return the `main` of a benchmark, which exits with status 1 if a target is missed.
 
     Args:

@@ -37,7 +37,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     sides = _sides(framework, flags.ranks, flags.parts, folder)
     rates = interleaved({name: rate for pair in sides.values() for name, rate in pair.items()}, flags.rounds)
     return [
-        compared(f"{framework}: {what}", *(rates[name] for name in pair), _TARGETS[what.split()[0]])
+        compared(f"{framework}: {what}", *(rates[name] for name in pair), target=_TARGETS[what.split()[0]])
         for what, pair in sides.items()
     ], rates
 

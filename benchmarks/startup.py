@@ -91,7 +91,7 @@ def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
         for name in ("bare", "launch"):
             pairs[f"{name} / unmodified"] = (name, f"unmodified {name}", BOUND_OF_HOROVOD)
     return [
-        compared(f"{framework}: {what}", seconds[ours], seconds[reference], bound)
+        compared(f"{framework}: {what}", seconds[ours], seconds[reference], target=bound)
         for what, (ours, reference, bound) in pairs.items()
     ]
 

@@ -64,7 +64,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     """Return a row for each network, and its seconds in each round."""
     samples = {model: [seconds_of(model) for _ in range(flags.rounds)] for model in flags.models}
     return [
-        compared(f"{model}: seconds of the trial / to the first step", *zip(*pairs, strict=True), "<= 0.03")
+        compared(f"{model}: seconds of the trial / to the first step", *zip(*pairs, strict=True), target="<= 0.03")
         for model, pairs in samples.items()
     ], samples
 

@@ -173,7 +173,8 @@ def _become(request: dict, files: list[int], made: dict[str, str]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update({**request["environ"], **made})
-    sys.argv, sys.orig_argv[:] = request["argv"], request["words"]
+    sys.argv[:] = request["argv"]
+    sys.orig_argv[:] = request["words"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     if "PYTHONUNBUFFERED" in os.environ:
         for stream in (sys.stdout, sys.stderr):

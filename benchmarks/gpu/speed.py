@@ -155,7 +155,7 @@ def _figure(what: str, rates: Rates, ours: str, reference: str, target: str = ""
     if failed := [name for name in (ours, reference) if name not in rates]:
         return missing(what, f"{' and '.join(failed)} failed")
     one, other = rates[ours], rates[reference]
-    return compared(what, one, other, target, by=median_ratio if len(one) == len(other) else _ratio_of_medians)
+    return compared(what, one, other, target=target, by=median_ratio if len(one) == len(other) else _ratio_of_medians)
 
 
 def _ratio_of_medians(ours: Sequence[float], reference: Sequence[float]) -> float:

@@ -66,8 +66,8 @@ def compared(
     what: str,
     ours: Sequence[float],
     reference: Sequence[float],
-    target: str = "",
     *,
+    target: str = "",
     by: Callable[[Sequence[float], Sequence[float]], float] = median_ratio,
 ) -> Figure:
     """Return the row of two series of samples: their medians, and the median of the rounds' ratios or differences."""

@@ -7,13 +7,13 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import FILES, OPTIONAL_FILES, Progress
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, Whole, from_json
-from allstep.common.files.schema import Mismatch, brief, matching, text
+from allstep.common.files.schema import Mismatch, brief, matching, one_of, text
 
 FORMAT_VERSION = 3
 MAX_BYTES = 2**26  # names of classes may be long; damaged or hostile ones must not fill the memory
@@ -56,7 +56,7 @@ class Manifest:
     sequence: Whole  # order of writing within an output directory; the highest is the latest
     created: Annotated[str, _time]  # UTC, ISO 8601
     metric: Annotated[float, _metric] | None  # of validation: accuracy or minus mae; None if not measured
-    framework: Literal["pytorch", "tensorflow"]
+    framework: Annotated[str, one_of("pytorch", "tensorflow")]
     progress: Progress
     # `common.training` checks the content of these, and of the description.
     rng: dict[str, Any]
