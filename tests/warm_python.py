@@ -54,17 +54,6 @@ _TESTS = os.path.dirname(os.path.abspath(__file__))
 _PROGRAMS = tuple(os.path.join(_TESTS, name) + os.sep for name in ("launch", "pytorch", "tensorflow", "strangers"))
 
 
-def shim(folder: os.PathLike, environ: dict[str, str]) -> None:
-    """Write a program `python` into a folder, by which a shell starts trainers warm."""
-    cases = "".join(
-        f'  */{name}/train.py|{name}/train.py) exec {" ".join(_client(name, environ))} "$@" ;;\n' for name in _MODULES
-    )
-    path = os.path.join(folder, "python")
-    with open(path, "w") as stream:
-        stream.write(f'#!/bin/sh\ncase "$1" in\n{cases}  *) exec {sys.executable} "$@" ;;\nesac\n')
-    os.chmod(path, 0o755)
-
-
 def _client(framework: str, environ: dict[str, str]) -> list[str]:
     """Return the words that start a warm program; the process that forks ends with this process."""
     import subprocess
