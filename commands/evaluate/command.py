@@ -152,7 +152,7 @@ def _writing(path: Path) -> Iterator[None]:
 def _lines(found: Evaluation, dataset: Dataset) -> list[str]:
     """Return the results in words: one line of numbers, then a line for each class."""
     numbers = {"loss": found.loss, **found.metrics}
-    shown = [f"{_title(name)} = {value:.6g}" for name, value in numbers.items() if isinstance(value, (int, float))]
+    shown = [f"{_title(name)} = {_row(value)}" for name, value in numbers.items() if not isinstance(value, list)]
     lines = [f"Samples = {found.num_samples}, {', '.join(shown)}"]
     for name, values in numbers.items():
         if isinstance(values, list):
@@ -169,7 +169,7 @@ def _title(name: str) -> str:
 def _row(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
+    return "not finite" if value is None else f"{value:.6g}"
 
 
 if __name__ == "__main__":

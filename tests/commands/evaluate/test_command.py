@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pyarrow.parquet
@@ -17,6 +19,8 @@ from sklearn.metrics import f1_score
 
 from allstep.commands.evaluate import command
 from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import Dataset
+from allstep.common.training.evaluation import Evaluation
 
 FLAGS = ("--image-size", 16, "--decode-threads", 1, "--batch-size", 4, "--model", "cnn")
 
@@ -126,6 +130,12 @@ def test_metrics_are_those_of_scikit_learn(trained, tmp_path):
     table = rows(tmp_path / "p.jsonl")
     expected = f1_score([row["target"] for row in table], [row["predicted"] for row in table], average=None)
     assert json.loads((tmp_path / "a.json").read_text())["f1_per_class"] == pytest.approx(expected.tolist())
+
+
+def test_a_metric_that_is_not_finite_is_told():
+    dataset = cast("Dataset", SimpleNamespace(class_names=()))
+    [line] = command._lines(Evaluation(0.5, {"of_zero": None}, 3), dataset)
+    assert line == "Samples = 3, Loss = 0.5, Of zero = not finite"
 
 
 def renamed(trained: Path, data: Path, folder: Path) -> Path:
