@@ -184,7 +184,7 @@ class EncodedSplit:
                 if not self.skip_unreadable:
                     raise UserError(
                         f"expected an image in {self.images.name(candidate)}, received what cannot be read as one "
-                        f"({error}); replace it, or give --skip-unreadable"
+                        f"({error}); replace it; training skips it with --skip-unreadable"
                     ) from error
                 self._unreadable.add(candidate)
         raise UserError(
