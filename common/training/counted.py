@@ -1,4 +1,4 @@
-"""What validation metrics count of outputs and targets, and what the sums of these counts come to.
+"""Counts that validation metrics take of outputs and targets, and values that the sums of these counts come to.
 
 Averages follow scikit-learn: means over classes count those that occur among targets or predictions, and means over
 several outputs weight them equally.
@@ -17,7 +17,7 @@ Counts = Mapping[str, np.ndarray]
 
 
 class Scores:
-    """What metrics of classes need of each sample or token, computed on the device by `scores` in losses.py."""
+    """Numbers of each sample or token that metrics of classes need, from `scores` in losses.py on the device."""
 
     def __init__(self, columns: np.ndarray) -> None:
         """`columns` are float32 (..., 3), in the order of the properties of `_Outputs`."""
