@@ -116,10 +116,10 @@ def _copy(value: Any) -> tuple[Any, Any]:
 
 
 def _put_back(kept: tuple[Any, Any]) -> Any:
-    value: Any = kept[0]
-    content: Any = kept[1]
-    if isinstance(value, torch.Tensor) and content is not None:
-        value.data.copy_(content)
+    value, content = kept
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided:
+            value.data.copy_(content)
     elif isinstance(value, torch.Generator):
         value.set_state(content)
     elif isinstance(value, random.Random):
