@@ -1,4 +1,4 @@
-"""What happens to the folder of a run between two parts of it. Oracle: the undisturbed run, on NumPy workers.
+"""Changes to the folder of a run between two parts of it. Oracle: the undisturbed run, on NumPy workers.
 
 Other lives are tested where their mechanism is: kills at any moment and full disks (`common/checkpoint`), other numbers
 of ranks, other flags, `--resume auto` and `best` (`common/training`), signals and two runs at once (`launch`).
