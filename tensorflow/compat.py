@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
+from keras.src.random.seed_generator import global_seed_generator as global_seed_generator
 from keras.src.saving import serialization_lib
 from tensorflow.python.eager.context import anonymous_name
 from tensorflow.python.ops import control_flow_util

@@ -25,6 +25,8 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
+from allstep.common.training.trial import TRIAL
+from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
@@ -58,7 +60,7 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
         return ()
     from allstep.tensorflow.other_networks import Reseed
 
-    return (Reseed(network),)
+    return Reseed(network), vars(network)[TRIAL]
 
 
 def build_model(
@@ -113,6 +115,7 @@ def import_weights(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     for weight in canonical_weights(model):
         if weight.name in arrays:
             weight.variable.assign(weight.from_canonical(arrays[weight.name]))
+    derive_again(model)
 
 
 @dataclass(frozen=True)

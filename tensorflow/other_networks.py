@@ -10,6 +10,7 @@ NAMES in the file maps names of Keras layers to their names in PyTorch, if these
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,13 +19,17 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.model_args import check_is_function
 from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
 from allstep.common.data.datasets import Dataset
+from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.training_run import TrainingRun
+from allstep.common.training.trial import TRIAL, Trial, are_probabilities
+from allstep.tensorflow.compat import global_seed_generator, layers_of
 from allstep.tensorflow.models import canonical_weights
 
 
@@ -49,13 +54,13 @@ def build_other(
             raise UserError(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
             )
-        _check_batch_size(network, model)
+        _check_layers(network, model)
         expected = f"a network for samples of shape {dataset.input_shape}"
-        outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}", expected=expected)
+        outputs = user_file.call(_outputs, network, dataset, model, flag=f"--model {model}", expected=expected)
     else:
         try:
             network = _keras(model.partition(":")[2], dataset, options or {})
-            outputs = _outputs(network, dataset)
+            outputs = _outputs(network, dataset, model)
         except UserError:
             raise
         except Exception as error:
@@ -101,14 +106,84 @@ def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model
     )
 
 
-def _outputs(network: keras.Model, dataset: Dataset) -> object:
-    """Return the network's outputs for two samples of zeros."""
-    inputs = np.zeros((2, *dataset.input_shape), np.int64 if dataset.input_type == "int64" else np.float32)
-    return network(inputs, training=False)
+def _outputs(network: keras.Model, dataset: Dataset, model: str) -> object:
+    """Return the network's outputs for two samples of zeros.
+
+    It is tried in training as well, with two kinds of samples, to see what changes in a pass; all variables stay as
+    they are.
+
+    Returns: outputs in validation, or those in training if these have another shape.
+    """
+    shape, dtype = (2, *dataset.input_shape), np.int64 if dataset.input_type == "int64" else np.float32
+    inputs = np.zeros(shape, dtype)
+    outputs = network(inputs, training=False)
+    if getattr(outputs, "_keras_mask", None) is not None:
+        raise UserError(
+            f"--model {model} ends in a mask of its outputs, which Keras' losses heed and the trainer's do not; "
+            "end the mask before, as a recurrent layer does"
+        )
+    trained, changed = _trained(network, inputs)
+    if changed:  # what changes alike with all samples counts passes, and does not look at samples
+        _, changed_by_others = _trained(network, np.ones(shape, dtype))
+    alike = [path for path, value in changed.items() if np.array_equal(value, changed_by_others.get(path))]
+    weights = {variable.path for variable in network.trainable_variables}
+    vars(network)[TRIAL] = Trial(
+        sets=next((path for path in changed if path in weights and path not in alike), None),
+        counts=next((path for path in changed if path in alike or changed[path].dtype.kind in "iu"), None),
+        ends_in_softmax=isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy()),
+    )
+    if not isinstance(trained, tf.Tensor) or not isinstance(outputs, tf.Tensor):
+        return None
+    return outputs if trained.shape == outputs.shape else trained
 
 
-def _check_batch_size(network: keras.Model, model: str) -> None:
-    """Refuse a network for batches of one size: the ranks' parts of a batch, and the last ones, have others."""
+def _trained(network: keras.Model, inputs: np.ndarray) -> tuple[object, dict[str, np.ndarray]]:
+    """Return the outputs of a pass in training, and what it makes of variables; the network keeps those of before.
+
+    Random states and the running statistics of Keras' batch norms are left out.
+    """
+    before = [(variable, variable.value.numpy()) for variable in network.variables]
+    outputs, changed = network(inputs, training=True), {}
+    for variable, value in before:
+        after = variable.value.numpy()
+        variable.assign(value)
+        is_known = variable.path.endswith(_SEED) or "/moving_" in variable.path
+        if not is_known and value.tobytes() != after.tobytes():
+            changed[variable.path] = after
+    return outputs, changed
+
+
+def _check_layers(network: keras.Model, model: str) -> None:
+    """Refuse what would be trained in another way than Keras trains it, or cannot be trained on ranks at all."""
+    for name in ("train_step", "test_step", "compute_loss"):
+        if getattr(getattr(network, name), "__func__", None) is not getattr(keras.Model, name):
+            raise UserError(
+                f"expected a network with the {name} of Keras from --model {model}, received {type(network).__name__} "
+                "with its own, which the trainer does not call; add to the loss by add_loss in call, or train by fit "
+                "with allstep.tensorflow.horovod_keras"
+            )
+    if network.compiled and apparent_rank() == 0:
+        print_line(
+            f"allstep: --model {model} is compiled; the loss and the optimizer of the run replace those of compile",
+            sys.stderr,
+        )
+    wanted = keras.config.dtype_policy().compute_dtype
+    computes = {layer.compute_dtype for layer in layers_of(network) if layer.weights or not layer.built}
+    if wanted != "float16" and "float16" in computes:
+        raise UserError(
+            f"--model {model} computes in float16, where gradients vanish without a loss scale; give --precision fp16"
+        )
+    if wanted != "float32" and computes and wanted not in computes:
+        raise UserError(
+            f"--model {model} was built before --precision could tell its layers to compute in {wanted}; give a "
+            "function that builds it"
+        )
+    for layer in layers_of(network):
+        if getattr(layer, "stateful", False):
+            raise UserError(
+                f"expected samples that do not depend on each other for --model {model}, received {layer.name}, which "
+                "takes its state from the batch before; leave stateful=True out"
+            )
     inputs = keras.tree.flatten(getattr(network, "inputs", None) or [])
     if sizes := [tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None]:
         raise UserError(
@@ -120,15 +195,23 @@ def _check_batch_size(network: keras.Model, model: str) -> None:
 def _check_weights(network: keras.Model, model: str) -> None:
     if odd := [variable.path for variable in network.weights if variable.dtype in ("float16", "bfloat16", "float64")]:
         raise UserError(f"expected weights in float32 of --model {model}, received others, as {odd[0]}; convert them")
+    if odd := [variable.path for variable in network.weights if getattr(variable, "overwrite_with_gradient", False)]:
+        raise UserError(f"--model {model} has {odd[0]}, a scale of float8, which is no weight; leave float8 out")
     if not network.trainable_variables:
         raise UserError(f"expected a network with weights to train from --model {model}, received none; return another")
+
+
+_SEED = "seed_generator_state"
+"""End of the paths of Keras' random states."""
 
 
 class Reseed(Hook):
     """Reseeds dropout in each step as a function of seed, step and rank, so that a resumed run draws the same."""
 
     def __init__(self, network: keras.Model) -> None:
-        self._states = [variable for variable in network.variables if variable.path.endswith("seed_generator_state")]
+        own = [variable for variable in network.variables if variable.path.endswith(_SEED)]
+        # The last one is for what draws without a generator: keras.random.normal(shape).
+        self._states = [*own, global_seed_generator().state]
 
     def on_start(self, session: TrainingRun) -> None:
         seed = step_seed(session.config.data.seed, session.progress.step, session.placement.rank)

@@ -8,8 +8,13 @@ The same program runs alone and under horovodrun, mpirun and srun.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
+
+if "keras" not in sys.modules:
+    os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
 
@@ -25,7 +30,7 @@ from allstep.tensorflow.train import session
 
 # TensorFlow starts when the program makes its model: before the session could give this rank its share of the cores.
 share_cores(find_placement())
-_MORE_STATE = ("amsgrad", "centered", "use_ema")
+_MORE_STATE = ("amsgrad", "centered")
 """Options with which an optimizer remembers more than its canonical slots."""
 
 
@@ -44,6 +49,8 @@ def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict
             raise UserError(f"{kind} cannot scale losses in a Session; give precision='fp16', which does")
         if part.gradient_accumulation_steps:
             raise UserError(f"{kind} cannot accumulate gradients in a Session; give accumulate_steps, which does")
+        if part.use_ema:
+            raise UserError(f"{kind} cannot replace weights by averages in a Session; give ema, which keeps both")
         if not isinstance(rate, keras.Variable):
             raise UserError(
                 f"expected {kind} with a number as its learning rate, received {type(rate).__name__}; give the Session "

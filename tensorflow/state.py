@@ -12,6 +12,7 @@ import tensorflow as tf
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.tensorflow.compat import parts
+from allstep.tensorflow.derived_state import constants_of, derive_again
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.optimizers.state import optimizer_state
 from allstep.tensorflow.step import Step
@@ -23,14 +24,15 @@ class State:
 
     def __init__(self, model: keras.Model, flags: OptimizerConfig, step: Step, strategy: Strategy) -> None:
         self._model, self._flags, self._step, self._strategy = model, flags, step, strategy
+        derive_again(model)  # from what the broadcast has sent
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return (
-            (weight.name, array)
-            for weight in canonical_weights(self._model)
-            if weight.variable.trainable or not weight.is_float  # which ranks do not average
-            for array in self._strategy.replicas(weight.variable)
-        )
+        for weight in canonical_weights(self._model):
+            if weight.variable.trainable or not weight.is_float:  # which ranks do not average
+                for array in self._strategy.replicas(weight.variable):
+                    yield weight.name, array
+        for number, (layer, attribute, digest) in enumerate(constants_of(self._model)):
+            yield f"constant {number}, {layer.name}.{attribute}", np.frombuffer(digest.encode(), np.uint8)
 
     def export_weights(self) -> dict[str, np.ndarray]:
         return export_weights(self._model)
@@ -53,6 +55,7 @@ class State:
         for name, layout, variable in self._all():
             if name in arrays:
                 variable.assign(self._strategy.shard(layout.from_canonical(arrays[name]), variable))
+        derive_again(self._model)
         for part in (self._step.optimizer, *parts(self._step.optimizer)):
             cast("keras.Variable", part.iterations).assign(num_steps)
 

@@ -19,12 +19,11 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 from allstep.common.base.terminal import print_line
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
-from allstep.tensorflow.drop_in.derived_state import check_derived_state
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
 from allstep.tensorflow.drop_in.gathering import gather, per_rank
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
 from allstep.tensorflow.drop_in.reduction import is_elastic
-from allstep.tensorflow.drop_in.replicas import check_replicas, optimizers_of
+from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of
 
 
 @contextlib.contextmanager
@@ -189,7 +188,7 @@ class _Guard:
     def _compare_model(self, moment: str) -> None:
         self._is_compared = True
         shared = self._params.get("horovod", {})
-        check_derived_state(self.model, moment, self.process_set)
+        check_constants(self.model, moment, self.process_set)
         check_replicas(self.model, shared.get("local_variables", set()), moment)
 
     def _stop_together(self, moment: str, remedy: str) -> None:

@@ -19,6 +19,7 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
 from allstep.common.exact.replica_check import DROP_IN_CHECK, OUT_OF_STEP, digest
 from allstep.tensorflow.compat import layers_of, trained_variables
+from allstep.tensorflow.derived_state import constants_of
 from allstep.tensorflow.drop_in.collectives import native
 from allstep.tensorflow.drop_in.gathering import gather, per_rank
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, lasting_state, parts
@@ -126,6 +127,27 @@ def check_replicas(model: keras.Model, local_variables: set[Any], moment: str) -
                 "callbacks.BroadcastGlobalVariablesCallback(0), train with a DistributedOptimizer, give every rank the "
                 "same learning rate and averaged metrics (MetricAverageCallback before EarlyStopping and "
                 "ReduceLROnPlateau), and register what is meant to differ (register_local_var)."
+            )
+
+
+def check_constants(model: keras.Model, moment: str, process_set: ProcessSet) -> None:
+    """Compare what layers hold beside their variables (`derived_state`).
+
+    Raises:
+        ValueError: ranks differ, or have different layers; all ranks raise it, and it names layer and attribute.
+    """
+    # Names count the layers of a process, so they may differ; positions do not.
+    mine = [(type(layer).__name__, *rest, layer.name) for layer, *rest in constants_of(model)]
+    everyone = gather([entry[:3] for entry in mine], "derived_state", process_set)
+    for position in range(max(map(len, everyone))):
+        entries = [entries[position] if position < len(entries) else None for entries in everyone]
+        if any(entry != entries[0] for entry in entries):
+            kind, attribute, _ = next(entry for entry in entries if entry)
+            name = f" {mine[position][3]!r}" if position < len(mine) else ""
+            raise ValueError(
+                f"expected the same layers on all ranks {moment}; received another `{attribute}` of {kind}{name} on "
+                "another rank, which is no variable, so no broadcast sends it; compute it from the same data on all "
+                "ranks, or on rank 0 and send it by hvd.broadcast_object."
             )
 
 

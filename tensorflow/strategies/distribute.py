@@ -19,7 +19,7 @@ from allstep.tensorflow.compat import leave_gradients_as_they_are
 from allstep.tensorflow.passes import Gradients, cut, on_present
 from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
 from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
-from allstep.tensorflow.strategies.strategy import Strategy, apply_if
+from allstep.tensorflow.strategies.strategy import Strategy, apply_if, before_tensorflow_starts
 
 
 class DistributedStrategy(Strategy):
@@ -112,7 +112,8 @@ def local_devices(num_devices: int | None) -> list[str]:
     if not gpus:
         num_devices = num_devices or 1
         [cpu] = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
+        with before_tensorflow_starts():
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
         return [f"/CPU:{number}" for number in range(num_devices)]
     num_devices = num_devices or len(gpus)
     if num_devices > len(gpus):

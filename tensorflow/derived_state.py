@@ -1,6 +1,7 @@
 """State of layers that is no Keras variable: constants, tables and vocabularies, as `adapt` computes them.
 
-A broadcast of variables does not reach it, so two ranks may have equal weights and compute different outputs.
+A broadcast of variables does not reach it, so two ranks may have equal weights and compute different outputs. Trainers
+and the drop-in compare it over ranks.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from horovod.tensorflow.mpi_ops import ProcessSet
 
 from allstep.tensorflow.compat import layers_of
-from allstep.tensorflow.drop_in.gathering import gather
 
 
 def derive_again(model: keras.Model) -> None:
@@ -25,29 +24,11 @@ def derive_again(model: keras.Model) -> None:
             layer.finalize_state()
 
 
-def check_derived_state(model: keras.Model, moment: str, process_set: ProcessSet) -> None:
-    """Compare over the ranks the numbers, arrays, and vocabularies that layers hold beside their variables.
-
-    Raises:
-        ValueError: ranks differ, or have different layers; all ranks raise it, and it names layer and attribute.
-    """
-    # Names count the layers of a process, so they may differ; positions do not.
-    mine = [
-        (type(layer).__name__, attribute, hashlib.sha256(repr(value).encode()).hexdigest()[:16], layer.name)
-        for layer in layers_of(model)
-        for attribute, value in _state(layer)
-    ]
-    everyone = gather([entry[:3] for entry in mine], "derived_state", process_set)
-    for position in range(max(map(len, everyone))):
-        entries = [entries[position] if position < len(entries) else None for entries in everyone]
-        if any(entry != entries[0] for entry in entries):
-            kind, attribute, _ = next(entry for entry in entries if entry)
-            name = f" {mine[position][3]!r}" if position < len(mine) else ""
-            raise ValueError(
-                f"expected the same layers on all ranks {moment}; received another `{attribute}` of {kind}{name} on "
-                "another rank, which is no variable, so no broadcast sends it; compute it from the same data on all "
-                "ranks, or on rank 0 and send it by hvd.broadcast_object."
-            )
+def constants_of(model: keras.Model) -> Iterator[tuple[keras.layers.Layer, str, str]]:
+    """Yield layer, attribute and digest of the numbers, arrays, and vocabularies that layers hold beside variables."""
+    for layer in layers_of(model):
+        for attribute, value in _state(layer):
+            yield layer, attribute, hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _state(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
