@@ -80,7 +80,8 @@ def run_lacking(
     files.write(directory / SUMMARY, result)
     total = result.seeds * len(variants)
     with ProgressBar(total, done=len(result.runs)) as progress:
-        progress.begin(f"{total - len(result.runs)} of {total} trainings, {at_once} at a time")
+        if lacking:
+            progress.begin(f"{len(lacking)} of {total} trainings, {at_once} at a time")
         for number, outcome in run_jobs(commands, at_once=at_once, time_limit=time_limit, num_threads=num_threads):
             (variant, seed), placement = lacking[number], places[number]
             run = _ended(variant, seed, placement, outcome, result.description.measures)
