@@ -38,6 +38,7 @@ html_theme = "furo"
 html_title = f"allstep {VERSION}"
 html_static_path = ["site/images.css"]
 html_css_files = ["images.css"]
+html_favicon = "site/icon.svg"
 html_copy_source = False
 html_theme_options = {"source_directory": "docs/"}
 
