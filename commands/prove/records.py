@@ -121,6 +121,8 @@ class Yielded:
     loop: int
     rows: tuple[str, ...]
     """Digest of each sample."""
+    random_states: tuple[str, ...] = ()
+    """Digests of the states of random generators before the batch was read, empty for those from which it drew none."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class Forward:
     """Whether the framework calls the model to validate it; None if the script calls it by itself."""
     in_eval: bool = True
     """Whether the model was in evaluation mode."""
+    by_library: bool = False
+    """Whether an installed library calls the model, such as a trainer."""
 
 
 @dataclass(frozen=True)

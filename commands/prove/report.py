@@ -10,7 +10,7 @@ from allstep.commands.prove.checks import perhaps
 from allstep.commands.prove.checks.rates import warms_up
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
-from allstep.commands.prove.records import Loop, LoopEnd, Unseen
+from allstep.commands.prove.records import Loop, LoopEnd, Unseen, Yielded
 from allstep.commands.prove.runs import Rank, Runs
 
 
@@ -58,11 +58,16 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "samples, for no model that the hooks know was called in training"
     if not rank.forwards(training=False):
         yield "validation"
+    elif any(one.by_library for one in rank.forwards(training=False)):
+        yield "whether the results of validation are brought together, for a library validates"
     elif rank.library == "tf.distribute":
         yield "whether the results of validation are brought together: metrics of a strategy's scope are"
     if rank.library == "tf.distribute":
         yield "dropout, for which Keras gives all replicas the same random state"
-    yield "random numbers of NumPy and Python, such as those of augmentation"
+    if any(loop.num_workers for loop in rank.training_loops):
+        yield "random numbers of loaders' workers, such as those of augmentation"
+    elif not rank.all(Yielded):
+        yield "random numbers outside of models, such as those of augmentation"
     if all(step.device == "cpu" for step in rank.steps()):
         yield "GPUs, for the ranks computed on CPUs"
     unseen = {one.what: one.reason for rank in runs.together.ranks for one in rank.all(Unseen)}
@@ -78,6 +83,8 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "whether the learning rate is scaled, for it rises in all steps seen"
     if run.uses_adasum:
         yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
+    if run.library == "horovod.tensorflow":
+        yield "changes of gradients before they are averaged, such as clipping, for none are observed in TensorFlow"
     if run.averages_weights:
         yield "gradients and weights between averages of weights (local SGD)"
     if run.is_tensor_parallel:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
 
-from allstep.commands.prove.checks import findings
+from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.launching import failure_of
 from allstep.commands.prove.observer.observer import headline
 from allstep.commands.prove.observer.values import projections, stride
@@ -27,6 +27,7 @@ from allstep.commands.prove.records import (
     World,
     Wrapped,
     Write,
+    Yielded,
 )
 from allstep.commands.prove.runs import Rank, Run, Runs
 
@@ -91,6 +92,71 @@ def test_some_averages_that_come_in_time(is_wrapped, expected):
     right = run()
     ranks = [Rank((wrapper, *map(with_a_late_average, rank.records))) for rank in right.ranks]
     assert names(replace(right, ranks=tuple(ranks))) == [expected]
+
+
+@pytest.mark.parametrize(("is_same_sample", "expected"), [(True, []), (False, ["loss-scaled"])])
+def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, expected):
+    """Oracle: the mean of the losses of one rank over the samples of both ranks, which it sees in two steps."""
+    losses = iter((1.0, 3.0 if is_same_sample else 1.0, 1.0))
+
+    def change(record: object) -> object:
+        if isinstance(record, Step):
+            return replace(record, loss=next(losses))
+        if isinstance(record, Forward) and is_same_sample:
+            return replace(record, rows=tuple(f"{record.step - 1} 0 {row}" for row in range(4)))
+        return record
+
+    alone = replace(ALONE, ranks=(Rank(tuple(map(change, ALONE.ranks[0].records))),))
+    together = map_steps(run(), lambda rank, step: {"loss": 2.0})
+    assert [finding.name for finding in findings(Runs(alone, together))] == expected
+
+
+def test_the_factor_of_weights_beside_clipped_ones():
+    def change(rank, step):
+        [whole] = step.gradients
+        values = GRADIENTS[:, step.number - 1].mean(0).clip(-0.1, 0.1)
+        return {"gradients": (whole, Gradient("clipped", whole.local, projections(values)))}
+
+    assert names(map_steps(run(2), change)) == ["gradients-summed"]
+    assert names(map_steps(run(1), change)) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ([], []),
+        ([(1, 2)], ["steps-skipped"]),
+        ([(0, 2), (1, 2)], []),  # all ranks skip it
+        ([(0, 1), (1, 2), (1, 3)], []),  # each rank decides how many batches it accumulates
+    ],
+)
+def test_a_rank_that_skips_a_step(extra, expected):
+    """Oracle: the batches that ranks read before each step."""
+    ranks = []
+    for rank in run().ranks:
+        records = []
+        for record in rank.records:
+            if isinstance(record, Forward):
+                records += [Yielded(1, record.rows)] * (1 + ((rank.number, record.step) in extra))
+            records.append(record)
+        ranks.append(Rank(tuple(records)))
+    assert names(replace(run(), ranks=tuple(ranks))) == expected
+
+
+@pytest.mark.parametrize("by_library", [False, True])
+def test_random_numbers_that_are_the_same_on_all_ranks(by_library):
+    """A library that seeds all ranks alike may be meant to, as may the same augmentation."""
+    right = run()
+    ranks = []
+    for rank in right.ranks:
+        draws = {"random_state": "00", "by_library": by_library}
+        records = [replace(one, **draws) if isinstance(one, Forward) else one for one in rank.records[:-1]]
+        batches = [Yielded(1, (), (f"{rank.number}", "same", "")) for _ in range(2)]
+        ranks.append(Rank((*records, *batches, rank.records[-1])))
+    runs = Runs(ALONE, replace(right, ranks=tuple(ranks)))
+    found = findings(runs)
+    assert [finding.name for finding in found] == ["dropout-same"] * (not by_library)
+    assert len(perhaps(runs, found)) == 1 + by_library
 
 
 @pytest.mark.parametrize("status", [None, 1])
@@ -226,7 +292,7 @@ def test_weights_in_later_steps(weights, expected):
 @pytest.mark.parametrize(
     ("alone", "together", "expected"),
     [
-        ((0.1, 0.1, 0.1), ((0.2, 0.2, 0.2), (0.2, 0.2, 0.1)), ["learning-rate-differs"]),
+        ((0.1, 0.1, 0.1), ((0.2, 0.2, 0.2), (0.2, 0.2, 0.1)), ["learning-rate-differs"]),  # and so do weights
         ((0.1, 0.1, 0.1), ((0.1, 0.1, 0.15),) * 2, []),  # a warm-up that begins at the rate of one rank
         ((0.1, 0.08, 0.06), ((0.2, 0.12, 0.04),) * 2, []),  # at equal samples
         ((0.1, 0.08, 0.06), ((0.2, 0.16, 0.12),) * 2, []),  # at equal steps
@@ -237,6 +303,8 @@ def test_rates_in_later_steps(alone, together, expected):
     """Oracle: the batch of two ranks is twice that of one."""
     one = map_steps(run(size=1), lambda _, step: {"learning_rates": (alone[step.number - 1],)})
     both = map_steps(run(), lambda rank, step: {"learning_rates": (together[rank][step.number - 1],)})
+    if together[0] != together[1]:
+        both = map_steps(both, lambda rank, step: {"weights": {"w": f"{rank * (step.number - 1)}"}})
     assert [finding.name for finding in findings(Runs(one, both))] == expected
 
 

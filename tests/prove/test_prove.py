@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -47,6 +48,26 @@ def test_the_command_says_what_is_wrong(tmp_path):
     assert "mend: optimizer = hvd.DistributedOptimizer" in result.stdout
     assert "not looked at: validation" in result.stdout
     assert old.read_text() == new.read_text() == "after 2"
+
+
+def test_the_report_as_json_names_the_line_of_a_failure(tmp_path):
+    """The ranks do not average, and then fail where several ranks end."""
+    script = tmp_path / "script.py"
+    text = (SCRIPTS / "horovod_own_loop.py").read_text().replace("hvd.allreduce(parameter.grad)", "parameter.grad")
+    script.write_text(f"{text}if size > 1:\n    raise RuntimeError('no room')\n")
+    command = (sys.executable, "-m", "allstep.commands.cli", "prove", "--launcher", "horovodrun-mpi", "--steps", "3")
+    result = run(*command, "--json", script, timeout=600)
+    assert result.returncode == 1, result.output
+    report = json.loads(result.stdout)
+    lines = script.read_text().splitlines()
+    [found] = report["found"]
+    assert (found["name"], found["line"]) == (
+        "gradients-not-averaged",
+        f"script.py:{lines.index('    optimizer.step()') + 1}",
+    )
+    assert report["failure"] == f"RuntimeError: no room (script.py:{len(lines)})"
+    assert (report["ranks"], report["steps"], report["steps_alone"]) == (2, 12, 12)
+    assert "validation" in report["not_looked_at"]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_ranks_with_data_sets_of_their_own(shares, num_samples, expected):
 def test_a_stream_that_each_worker_reads():
     loop = Loop(1, "train.py:5", None, sampler=Sampler("_Infinite", False), num_workers=2)
     right = run()
-    batches = [Yielded(1, (str(number // 2), f"x{number // 2}")) for number in range(6)]
+    batches = [Yielded(1, (str(number // 2), f"x{number // 2}")) for number in range(7)]
     ranks = [
         Rank((*(loop if isinstance(one, Loop) else one for one in rank.records[:-1]), *batches, rank.records[-1]))
         for rank in right.ranks

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from allstep.commands.prove.findings import Finding, ranks
-from allstep.commands.prove.records import HostCopy, Step, World, Wrapped
+from allstep.commands.prove.records import HostCopy, Step, World, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
+
+_MOST_STEPS = 0.8
+"""Share of the steps that have the usual number of batches, if an accumulation does not decide on it."""
 
 
 def check_world(runs: Runs) -> Iterator[Finding]:
@@ -32,6 +35,43 @@ def check_world(runs: Runs) -> Iterator[Finding]:
             "strategy.run(step, args)",
             run.ranks[0].steps()[0].line,
         )
+
+
+def check_steps(runs: Runs) -> Iterator[Finding]:
+    """Find a rank that reads batches without a step where others step, after which averages mix different batches.
+
+    Other numbers of batches in most steps are an accumulation that the rank decides on.
+    """
+    numbers = [_batches_of_steps(rank) for rank in runs.together.ranks]
+    counts = Counter(count for own in numbers for count in own)
+    usual = max(counts, key=counts.__getitem__, default=0)
+    if not usual or counts[usual] < _MOST_STEPS * counts.total():
+        return
+    for index, together in enumerate(zip(*numbers, strict=False)):
+        more = [rank for rank, count in enumerate(together) if count > usual and count % usual == 0]
+        if more and usual in together:
+            step = runs.together.ranks[more[0]].steps()[index]
+            yield Finding(
+                "steps-skipped",
+                "a rank skips steps that other ranks take: from then on, averages mix different batches",
+                f"for step {step.number}, {ranks(more)} read {together[more[0]]} batches, as against {usual} on others",
+                "let all ranks skip a step if one does: all-reduce the condition, such as that the loss is not finite",
+                step.line,
+            )
+            return
+
+
+def _batches_of_steps(rank: Rank) -> list[int]:
+    """Return how many batches the rank has read for each step of its first training loop."""
+    first = next((loop.number for loop in rank.training_loops), None)
+    numbers, count = [], 0
+    for record in rank.records:
+        if isinstance(record, Yielded) and record.loop == first:
+            count += 1
+        elif isinstance(record, Step) and record.loop == first and record.optimizer == 1:
+            numbers.append(count)
+            count = 0
+    return numbers
 
 
 def check_collectives(runs: Runs) -> Iterator[Finding]:

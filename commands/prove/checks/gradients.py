@@ -60,7 +60,7 @@ def _clipped_early(clip: EarlyClip) -> Finding:
 
 
 def _changed_early(run: Run) -> Finding | None:
-    """Find gradients that each rank changes on its own before the script averages them.
+    """Find gradients that each rank changes on its own before they are averaged, in a hook or in its loop.
 
     A change that is the same linear one on all ranks makes the differences between the ranks' gradients proportional.
     """
@@ -159,10 +159,12 @@ def _averaging(rank: Rank, step: Step) -> str:
 
 def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     run = runs.together
-    factors = [factor for steps in run.steps(optimizer) if (factor := _factor(steps)) is not None]
+    factors = _factors(run, optimizer)
     if not factors:
         return
-    factor, size = statistics.median(factors), run.num_ranks
+    alone = _factors(runs.alone, optimizer) if runs.alone else []
+    scale = alone[0] if alone and np.ptp(alone) <= _SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
+    factor, size = statistics.median(factors) / scale, run.num_ranks
     first = next(run.steps(optimizer))[0]
     ratios = _loss_ratios(runs, optimizer)
     share = _nearest_share(ratios, size) if _near(factor, size) else _certain_share(ratios, size, runs, optimizer)
@@ -200,9 +202,18 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
         )
 
 
-def _factor(steps: Sequence[Step]) -> float | None:
-    """Return the ratio of the applied gradient to the mean of the local ones; None if they are not proportional."""
-    pairs = [pair for own in zip(*(step.gradients for step in steps), strict=False) if (pair := _pair(own))]
+def _factors(run: Run, optimizer: int) -> list[float]:
+    """Return the factors of the mean that steps apply; those of single weights if values of others are clipped."""
+    pairs = [
+        [pair for own in zip(*(one.gradients for one in steps), strict=False) if (pair := _pair(own))]
+        for steps in run.steps(optimizer)
+    ]
+    whole = [factor for own in pairs if (factor := _factor(own)) is not None]
+    return whole or [factor for own in pairs for pair in own if (factor := _factor([pair])) is not None]
+
+
+def _factor(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """Return the ratio of the applied gradients to the means of the local ones; None if they are not proportional."""
     if not pairs:
         return None
     applied, mean = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
@@ -221,12 +232,37 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
-    """Return the ratios of the first steps' losses on several ranks to those on one; empty without a run on one."""
+    """Return the ratios of the first steps' losses on several ranks to those on one; empty without a run on one.
+
+    If one rank trains on the same samples in its first steps, the only ratio is that on these samples.
+    """
     if runs.alone is None:
         return []
+    if (ratio := _ratio_on_same_samples(runs, optimizer)) is not None:
+        return [ratio]
     pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
     losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, _FIRST_STEPS)]
     return [several / one for one, several in losses if one and several is not None]
+
+
+def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
+    """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any."""
+    assert runs.alone
+    together = {row for rank in runs.together.ranks for row in _last_rows(rank, 1)}
+    losses = []
+    for [step] in runs.alone.steps(optimizer):
+        rows = {*_last_rows(runs.alone.ranks[0], step.number)}
+        if step.loss is None or not rows or not rows <= together:
+            break
+        losses.append(step.loss)
+        together -= rows
+    several = _loss(next(runs.together.steps(optimizer)))
+    return several / statistics.mean(losses) if several is not None and losses and not together else None
+
+
+def _last_rows(rank: Rank, step: int) -> tuple[str, ...]:
+    """Return the samples of the last call of the model before a step, from which the step's loss is computed."""
+    return next((one.rows for one in reversed(rank.forwards(training=True)) if one.step == step), ())
 
 
 def _nearest_share(ratios: Sequence[float], size: int) -> float:
@@ -238,7 +274,7 @@ def _nearest_share(ratios: Sequence[float], size: int) -> float:
 def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:
     """Return the ratio of the losses, if gradients are averages: 1, or a power of the number of ranks.
 
-    The first ratio must be near that power, and the mean ratio of the first steps nearer to it than to 1, since a small
+    The first ratio must be near that power, and each ratio of the first steps nearer to it than to 1, since a small
     batch may have twice the loss of another one by chance.
     """
     if runs.alone is None or not ratios:
@@ -246,8 +282,7 @@ def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: in
     alone, together = (next(run.steps(optimizer)) for run in (runs.alone, runs.together))
     bound = _NEAR_LOSS[alone[0].weights == together[0].weights]
     share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
-    ratio = statistics.mean(ratios)
-    return share if abs(ratio / share - 1) < abs(ratio - 1) else 1.0
+    return share if all(abs(ratio / share - 1) < abs(ratio - 1) for ratio in ratios) else 1.0
 
 
 def _loss(steps: Sequence[Step]) -> float | None:

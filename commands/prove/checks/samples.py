@@ -158,7 +158,9 @@ def _same_order(rank: Rank) -> Finding | None:
 def _doubled(rank: Rank) -> Finding | None:
     """Find a stream that each worker process of a loader reads from its beginning."""
     for loop in rank.training_loops[:1]:
-        rows = [row for batch in rank.all(Yielded) if batch.loop == loop.number for row in batch.rows]
+        batches = [batch.rows for batch in rank.all(Yielded) if batch.loop == loop.number]
+        num_rounds = len(batches) // max(1, loop.num_workers)  # the workers' batches come in turn
+        rows = [row for batch in batches[: num_rounds * loop.num_workers] for row in batch]
         if loop.num_samples is None and loop.num_workers > 1 and 2 * len({*rows}) <= len(rows) > 1:
             return Finding(
                 "samples-doubled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Generator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
 
 from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
@@ -31,6 +33,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._num_batches = 0
+        self._has_cut = False
         self._observer.progress.leave(self._loop)
         loop = self._observer.begin_loop((self.params or {}).get("steps"), may_end_early=self._may_end_early)
         self._loop = loop.number
@@ -50,17 +53,10 @@ class Watch(keras.callbacks.Callback):
         length = getattr(getattr(self.model, "optimizer", None), "gradient_accumulation_steps", None) or 1
         is_over = self._num_batches >= self._observer.progress.max_steps(self._loop) * length
         if is_over and self._num_batches % length == 0:
-            self._stop_training(True)
+            self._has_cut = self._observer.cuts_epoch = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._observer.write(LoopEnd(self._loop, self._num_batches, self._has_cut))
-        if self._has_cut:
-            self._stop_training(False)
-
-    def _stop_training(self, stops: bool) -> None:
-        """Set `stop_training`, by which fit ends the epoch if set after a batch, and training if set after an epoch."""
-        assert self.model is not None  # fit has set it
-        self._has_cut = self.model.stop_training = stops
 
 
 def _held(inputs: Any) -> Held | None:
@@ -71,8 +67,21 @@ def _held(inputs: Any) -> Held | None:
 
 
 def install(observer: Observer) -> None:
-    """Hook fit."""
+    """Hook fit, and the iteration over the batches of an epoch (private as of Keras 3.15), to end it early."""
 
+    def wrap_enumerate(enumerate_batches: Any) -> Any:
+        @functools.wraps(enumerate_batches)
+        def observed(iterator: EpochIterator) -> Any:
+            for batch in enumerate_batches(iterator):
+                yield batch
+                if observer.cuts_epoch:
+                    observer.cuts_epoch = False
+                    iterator.data_adapter.on_epoch_end()
+                    return
+
+        return observed
+
+    replace(EpochIterator, "_enumerate_iterator", wrap_enumerate)
     signatures: list[inspect.Signature] = []
     recorded: list[Held] = []
 

@@ -43,8 +43,9 @@ class Gradients:
         names = [f"{variable.name.partition(':')[0]} {index}" for index, variable in enumerate(variables)]
         replica = current_replica()
         loss, made = self._made.get(replica, (None, {}))
+        loss = loss if _is_usable(loss) else None
         local = [made.get(id(native(variable))) for variable in variables]
-        has_local = all(one is not None for one in local)
+        has_local = all(one is not None and _is_usable(one) for one in local)
         tensors = [
             tf.constant(math.nan) if loss is None or loss.shape.num_elements() != 1 else tf.reshape(loss, []),
             tf.convert_to_tensor(optimizer.learning_rate),
@@ -84,6 +85,11 @@ class Gradients:
                 os._exit(0)  # an exception raised here would not reach the script
 
         call_with(self._observer.quiet("steps of optimizers", write), tensors)
+
+
+def _is_usable(tensor: Any) -> bool:
+    """Return whether a tensor has a value here; those of a traced function have none outside of it."""
+    return not tf.is_symbolic_tensor(tensor) or tensor.graph is tf.compat.v1.get_default_graph()
 
 
 def install(observer: Observer) -> None:

@@ -62,12 +62,14 @@ class Loaders:
         self._end(loop, num_batches, is_cut=True)
         return True
 
-    def note_batch(self, iterator: Any, batch: Any) -> None:
-        """Record a batch that a loader yields."""
+    def note_batch(self, iterator: Any, batch: Any, before: tuple[str, ...]) -> None:
+        """Record a batch that a loader yields, and the random states before it was read."""
         loop = vars(iterator)[_LOOP]
         vars(iterator)[_NUM_BATCHES] += 1
         self._observer.progress.enter(loop)
-        self._observer.write(Yielded(loop, self._rows(batch, loop)))
+        pairs = zip(before, _random_states(), strict=True)
+        states = tuple(old if new != old else "" for old, new in pairs)
+        self._observer.write(Yielded(loop, self._rows(batch, loop), states))
 
     def note_end(self, iterator: Any) -> None:
         """Record that a loader has no further batch."""
@@ -97,18 +99,20 @@ def install(observer: Observer) -> None:
     is_over = observer.quiet("where loops can be cut", loaders.is_over, False)
     note_batch = observer.quiet("batches of loaders", loaders.note_batch)
     note_end = observer.quiet("ends of loaders", loaders.note_end)
+    random_states = observer.quiet("random states", _random_states, ())
 
     def wrap_next(get_next: Any) -> Any:
         @functools.wraps(get_next)
         def observed(iterator: Any) -> Any:
             if is_over(iterator, sys._getframe(1)):
                 raise StopIteration
+            before = random_states()
             try:
                 batch = get_next(iterator)
             except StopIteration:
                 note_end(iterator)
                 raise
-            note_batch(iterator, batch)
+            note_batch(iterator, batch, before)
             return batch
 
         return observed
@@ -116,6 +120,13 @@ def install(observer: Observer) -> None:
     replace(DataLoader, "__iter__", observer.around("loops over loaders", loaders.observe_iter))
     replace(_BaseDataLoaderIter, "__next__", wrap_next)
     replace(_BaseDataLoaderIter, "_next_index", observer.around("indices of samples", loaders.observe_index))
+
+
+def _random_states() -> tuple[str, ...]:
+    """Return digests of the states of the random generators of torch, NumPy and Python."""
+    numpy = np.random.get_state(legacy=False)["state"]
+    states = torch.get_rng_state().numpy(), np.append(numpy["key"], numpy["pos"]), np.array(random.getstate()[1])
+    return tuple(map(digest, states))
 
 
 def _length(sized: Any) -> int | None:
@@ -149,7 +160,8 @@ def held(data: Any) -> Held | None:
 
 
 def _digest_of(data: Any, placement: int) -> str:
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
+    # torch.manual_seed also formats a stack for each kind of device that is not in use yet (torch 2.14).
+    for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):
         seed(0)
     parts = [part.tobytes() for part in _arrays(data[placement])]
     return digest(np.frombuffer(b"".join(parts), np.uint8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ class Models:
         self._wrappers = wrappers
         self._depth = threading.local()
         self._called: list[torch.nn.Module] = []
+        self._caller = ""  # file that calls the outermost model
         self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).rows, ())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
@@ -46,6 +48,7 @@ class Models:
             if torch.compiler.is_compiling() or getattr(self._depth, "is_inside", False) or not has_weights(module):
                 return call(module, *args, **kwargs)
             self._depth.is_inside = True
+            self._caller = sys._getframe(1).f_code.co_filename
             try:
                 return observed(module, *args, **kwargs)
             finally:
@@ -57,7 +60,7 @@ class Models:
         observer = self._observer
         if not any(module is known for known in self._called):
             self._called.append(module)
-        line, before = observer.line(), _random_state()
+        line, caller, before = observer.line(), self._caller, _random_state()
         rows = self._rows((args, kwargs), (line, id(module)))
         if not rows:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
@@ -75,6 +78,7 @@ class Models:
                 line=line,
                 callers=observer.callers(),
                 in_eval=not module.training,
+                by_library="site-packages" in caller,
             )
         )
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_models import Models
 from allstep.commands.prove.observer.pytorch_values import (
@@ -20,11 +21,13 @@ from allstep.commands.prove.observer.pytorch_values import (
     is_zero,
     projected,
     some_bytes,
+    some_values,
 )
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.observer.values import digest, finite
+from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import BACKWARD, EarlyClip, Gradient, Projections, Sent, Step
 
+_register_hook = torch.Tensor.register_hook  # before it is observed
 IS_PARTIAL = "_allstep_is_partial"
 """Attribute that marks an optimizer while it steps a single weight, as a part of its whole step."""
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
@@ -56,7 +59,7 @@ class Optimizers:
                 if parameter.requires_grad and id(parameter) not in self._hooked:
                     self._hooked[id(parameter)] = parameter
                     add = self._observer.quiet("gradients", functools.partial(self._add_local, parameter))
-                    parameter.register_hook(add)
+                    _register_hook(parameter, add)
 
     def _add_local(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         self._observer.progress.note_backward()
@@ -85,6 +88,34 @@ class Optimizers:
         for one, gradient in pairs:
             sent = Sent(self._name(one), self._local[id(one)], self._projected(gradient), self._observer.line())
             self._observer.write(sent)
+
+    def around_hook(self, parameter: torch.Tensor, hook: Any) -> Any:
+        """Return a hook of the script that also records how it changes a gradient before wrappers average it.
+
+        A hook that multiplies each value by the same number in every step, such as a mask, commutes with the mean.
+        """
+        line, last = self._observer.line(), torch.full((), torch.nan)
+        note = self._observer.quiet("hooks of gradients", self._note_hooked)
+        values = self._observer.quiet("hooks of gradients", some_values)
+
+        @functools.wraps(hook)
+        def observed(gradient: torch.Tensor) -> Any:
+            nonlocal last
+            before = values(gradient)
+            result = hook(gradient)
+            after = values(gradient if result is None else result)
+            last = note(parameter, line, before, after, last)
+            return result
+
+        return observed
+
+    def _note_hooked(self, parameter: torch.Tensor, line: str, before: Any, after: Any, last: Any) -> torch.Tensor:
+        """Record a changed gradient unless its values have the last factors, and return its factors."""
+        factors = after / before
+        if not torch.isclose(factors, last, rtol=1e-3).logical_or(~(factors - last).isfinite()).all():
+            pair = projections(before.numpy()), projections(after.numpy())
+            self._observer.write(Sent(self._name(parameter), *pair, line))
+        return factors
 
     def before_inplace(self, tensor: torch.Tensor) -> None:
         """Record a change of a gradient in place, if Horovod still averages it."""
@@ -223,6 +254,9 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
         optimizers.before_change("clipped")
         yield
 
+    def observe_hook(tensor: torch.Tensor, hook: Any) -> Generator[Arguments, Any, None]:
+        yield (tensor, optimizers.around_hook(tensor, hook) if isinstance(tensor, torch.nn.Parameter) else hook), {}
+
     def observe_unscale(scaler: torch.amp.GradScaler, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
         if scaler.is_enabled():
             optimizers.before_change("unscaled")
@@ -232,6 +266,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
         replace_everywhere("torch.nn.utils", clip_grad, name, observer.around("clipping", observe_clip))
     replace(torch.amp.GradScaler, "unscale_", observer.around("scaled gradients", observe_unscale))
     replace(torch.optim.Optimizer, "add_param_group", observer.around("optimizers", observe_group))
+    replace(torch.Tensor, "register_hook", observer.around("hooks of gradients", observe_hook))
     replace(torch.Tensor, "backward", observer.around("backward passes", observe_backward))
     replace(torch.autograd, "backward", observer.around("backward passes", observe_backward))
     register_optimizer_step_pre_hook(observer.quiet("steps of optimizers", optimizers.before_step))

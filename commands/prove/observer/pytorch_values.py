@@ -41,16 +41,23 @@ def as_rows(value: Any) -> np.ndarray | None:
 
 def some_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Return the bytes of at most as many values of a tensor as are projected."""
-    with torch.no_grad():
-        values = dense(tensor.detach()).reshape(-1)
-        return bytes_of(values[:: stride(len(values))])
+    return bytes_of(_inspected(tensor))
+
+
+def some_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor that are projected, in a copy on the CPU."""
+    return _inspected(tensor).to("cpu", torch.float32, copy=True)
 
 
 def projected(tensor: torch.Tensor) -> Projections | None:
     """Return the projections of a tensor; None if not all are finite."""
+    return projections(_inspected(tensor).float().to("cpu").numpy())
+
+
+def _inspected(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         values = dense(tensor.detach()).reshape(-1)
-        return projections(values[:: stride(len(values))].float().to("cpu").numpy())
+        return values[:: stride(len(values))]
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

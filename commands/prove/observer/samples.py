@@ -52,7 +52,7 @@ class Samples:
         parts = list(self._parts(inputs, 0))
         kept = [part for index, part in enumerate(parts) if not self._is_constant((site, index), part)]
         groups: dict[int, list[_Part]] = defaultdict(list)
-        for part in kept or parts:
+        for part in kept or [part for part in parts if not part.is_alike] or parts:
             groups[len(part.rows)].append(part)
         if not groups:
             return ()
