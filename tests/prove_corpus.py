@@ -51,7 +51,7 @@ def planted(faults: Sequence[Fault]) -> str:
 _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
 _K, _G, _S = "keras_fit", "horovod_tape", "ddp_spawn"
 _D, _GAN, _U, _F, _A = "ddp_distilled", "ddp_gan", "ddp_uneven", "ddp_sharded", "ddp_accelerated"
-_SAM, _LBFGS, _PPO, _LIGHTNING = "ddp_sam", "ddp_lbfgs", "horovod_ppo", "ddp_lightning"
+_SAM, _PPO, _LIGHTNING = "ddp_sam", "horovod_ppo", "ddp_lightning"
 _M, _L, _W = "mirrored_fit", "mirrored_own_loop", "multi_worker_own_loop"
 _WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
 _ADASUM = """parameters = model.named_parameters()
@@ -98,7 +98,7 @@ _LOST = """        loss.backward()
         if self.rank:
             next(self.model.parameters()).grad.zero_()
 """
-_SKIPPED = """        if self.rank and points[0, 0] > 0.9:
+_SKIPPED = """        if self.rank and points[0, 0] > 0.8:
             return
         loss.backward()
 """
@@ -254,7 +254,6 @@ FAULTS = (
     Fault("gradients-not-averaged", _SAM, "        optimizer.zero_grad()\n        backward(inputs, labels)\n",
           "        optimizer.zero_grad()\n        with model.no_sync():\n            backward(inputs, labels)\n"),
     Fault("clipped-before-average", _SAM, "gradient * mask", "gradient.clamp(-1e-3, 1e-3)"),
-    Fault("weights-part", _LBFGS, "    return total / size\n", "    return loss\n"),
     Fault("same-samples", _PPO, "states = torch.randn(8, 4)\n", "torch.manual_seed(0)\nstates = torch.randn(8, 4)\n"),
     Fault("same-samples", _LIGHTNING, "sampler=True", "sampler=False"),
     Fault("steps-skipped", _T, "        loss.backward()\n", _SKIPPED),
