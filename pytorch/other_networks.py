@@ -26,12 +26,13 @@ from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
+from allstep.common.training.trial import are_probabilities
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
 from allstep.pytorch.kept.pass_state import PassState, note_pass_state, pass_state
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import noting_uses
-from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
+from allstep.pytorch.outputs import WithHeads, return_logits
 
 
 def build_other(
@@ -67,7 +68,8 @@ def build_other(
         outputs = user_file.call(_outputs, network, dataset, sharded, flag=f"--model {model}")
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
-    if warns and dataset.task == "classification" and isinstance(outputs, torch.Tensor) and are_probabilities(outputs):
+    logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else None
+    if warns and dataset.task == "classification" and logits is not None and are_probabilities(logits):
         warn(
             f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; leave "
             "the softmax out"

@@ -56,9 +56,3 @@ def _reduced(outputs: Any, shape: tuple[int, ...]) -> Any:
     values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (tuple, list)) else ()
     fitting = [one for one in values if isinstance(one, torch.Tensor) and one.shape[1:] == shape]
     return fitting[0] if len(fitting) == 1 else outputs  # which of several are the logits is not known
-
-
-def are_probabilities(outputs: torch.Tensor) -> bool:
-    """Return whether rows of `outputs` are non-negative and add up to 1, as after a softmax."""
-    rows = outputs.float()
-    return rows.shape[-1] > 1 and bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < 1e-4).all())

@@ -123,15 +123,16 @@ def _outputs(network: keras.Model, dataset: Dataset, model: str) -> object:
             "end the mask before, as a recurrent layer does"
         )
     trained, changed = _trained(network, inputs)
-    if changed:  # what changes alike with all samples counts passes, and does not look at samples
-        _, changed_by_others = _trained(network, np.ones(shape, dtype))
-    alike = [path for path, value in changed.items() if np.array_equal(value, changed_by_others.get(path))]
+    # What changes alike with all samples counts passes, and does not look at samples.
+    _, by_others = _trained(network, np.ones(shape, dtype)) if changed else (None, {})
+    alike = [path for path in changed.keys() & by_others.keys() if np.array_equal(changed[path], by_others[path])]
     weights = {variable.path for variable in network.trainable_variables}
-    vars(network)[TRIAL] = Trial(
+    trial = Trial(
         sets=next((path for path in changed if path in weights and path not in alike), None),
         counts=next((path for path in changed if path in alike or changed[path].dtype.kind in "iu"), None),
         ends_in_softmax=isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy()),
     )
+    setattr(network, TRIAL, trial)
     if not isinstance(trained, tf.Tensor) or not isinstance(outputs, tf.Tensor):
         return None
     return outputs if trained.shape == outputs.shape else trained

@@ -1,4 +1,4 @@
-"""What a trial of a user's network has shown, and what follows for the run."""
+"""Results of trying a user's network before training, and the passes that they rule out."""
 
 from __future__ import annotations
 
