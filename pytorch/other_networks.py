@@ -146,7 +146,10 @@ def _outputs(network: nn.Module, dataset: Dataset, sharded: bool, of_library: bo
         if any(map(is_lazy, network.modules())):
             network.eval()(inputs)
         before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
-        others, outputs = torch.cat([inputs[:1], drawn()[1:]]), None if of_library else network.eval()(inputs)
+        others, outputs = torch.cat([inputs[:1], drawn()[1:]]), None
+        if not of_library:
+            outputs = network.eval()(inputs)
+            before.restore()  # some count these passes as well
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
         with _noting_values(network):
             trained = note_pass_state(network.train(), before, inputs, others, observer)

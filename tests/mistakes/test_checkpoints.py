@@ -185,7 +185,9 @@ MANIFEST = {
     "no data set": field("manifest.config to have dataset", "[", "config", "dataset", to=...),
     "data set of codes": field("manifest.config.dataset", "'\\x1b[2J\\n", "config", "dataset", to="\x1b[2J\n"),
     "model a list": field("manifest.config.model", "['mlp']", "config", "model", to=["mlp"]),
-    "files elsewhere": field("manifest.files to have", "['/etc/passwd']", "files", to={"/etc/passwd": {}}),
+    "files elsewhere": field(
+        "manifest.files to have", "['/etc/passwd']", "files", to={"/etc/passwd": {"size": 1, "sha256": "0" * 64}}
+    ),
     "TensorFlow, epoch 1e30": field(
         "manifest.progress.epoch", "100000", "progress", "epoch", to=10**30, program=TENSORFLOW
     ),

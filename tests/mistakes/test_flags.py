@@ -176,7 +176,7 @@ FLAGS = {
     "a line within": alone("--model 'a\nb'", "--model to be one of", "'a\\nb'"),
     "unknown strategy": alone("--strategy hogwild", "--strategy to be one of", "hogwild"),
     "nearly a strategy": alone("--strategy horovot", "--strategy to be one of", "did you mean horovod?"),
-    "a strategy of TensorFlow": alone("--strategy mirrored", "--strategy to be one of", "tensorflow/train.py"),
+    "a strategy of TensorFlow": alone("--strategy mirrored", "--strategy to be one of", "-m allstep.tensorflow.train"),
     "another strategy's flag": alone("--comm-hook fp16", "--comm-hook with --strategy ddp alone", "single"),
     "the other framework's flag": alone("--num-devices 2", "--num-devices with TensorFlow alone", "2"),
     "momentum without any": alone(
@@ -276,7 +276,9 @@ FLAGS = {
         f"{TENSORFLOW} --dataset synthetic --synthetic-shape 4 4 1", "images of 6 x 6 pixels or more", "4 x 4"
     ),
     "PyTorch's flag": Mistake(f"{TENSORFLOW} --num-gpus 2", "--num-gpus with PyTorch alone", "2"),
-    "PyTorch's strategy": Mistake(f"{TENSORFLOW} --strategy fsdp", "--strategy to be one of", "pytorch/train.py"),
+    "PyTorch's strategy": Mistake(
+        f"{TENSORFLOW} --strategy fsdp", "--strategy to be one of", "-m allstep.pytorch.train"
+    ),
     "a warm-up beyond the run, TensorFlow": Mistake(
         f"{TENSORFLOW} --warmup-epochs 11", "--warmup-epochs to be 0 to 10", "11"
     ),
