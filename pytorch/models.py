@@ -37,7 +37,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None, *, war
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
 
-        options, sharded = parsed(config.model_args), config.strategy_name == "fsdp"
+        options, sharded = parsed(config.model_args), config.strategy == "fsdp"
         return build_other(config.model, dataset, config.data.seed, own, options, warns=warns, sharded=sharded)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
