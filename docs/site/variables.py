@@ -23,6 +23,7 @@ SETTINGS = {
     "PYTHONPATH": "is kept for the processes that commands start",
     "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE": "placement of a rank that no launcher has started",
     "TF_CONFIG": "cluster of `multi-worker-mirrored` and `parameter-server`, in place of a launcher",
+    "TF_USE_LEGACY_KERAS": "is refused where it is true, since it puts Keras 2 in the place of Keras 3",
     "XDG_CACHE_HOME": "folder of data sets and of built wheels of Horovod, in place of ~/.cache",
 }
 """Variables that a user may set, and what for."""
