@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from warm_python import warm
 
 from allstep.commands.shared.launchers import LAUNCHERS as LAUNCHER_COMMANDS
 
@@ -62,7 +61,7 @@ def run(*command: str | Path, timeout: float = 300, **extra: str) -> Result:
 def run_in(folder: Path, command: Sequence[str], environ: Mapping[str, str], *, timeout: float) -> Result:
     """Run a command in a folder with an environment; kill its process group when it exceeds `timeout` seconds."""
     process = subprocess.Popen(
-        warm(list(command), environment()),
+        command,
         cwd=folder,
         env=environ,
         text=True,

@@ -109,7 +109,6 @@ ASSIGNED = {
     "pytorch/numerics.py": "torch is configured by the attributes of torch.backends and torch.utils",
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/tools/test_layout.py": "what the search must find",
-    "tests/warm_python.py": "a forked program sees its own arguments alone",
 }
 PARTS = ("common", "pytorch", "tensorflow", "commands", "benchmarks", "examples", "tests")
 
