@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 
 def run_output(*command: str, given: str = "", seconds: float = 10) -> str | None:
     """Return the output of a command; None if the command does not exist, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
     environ = {**os.environ, "LC_ALL": "C"}
     try:
         result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environ)

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from mistake import ALLSTEP, Mistake, check
+from mistake import Mistake, check
 from prove_corpus import SCRIPTS
 from ranks import run
 
@@ -86,4 +86,7 @@ def test_a_script_that_cannot_be_looked_at(text, received, tmp_path):
         if text is not None:
             (folder / "script.py").write_text(text)
 
-    check(Mistake(f"{ALLSTEP} prove script.py", "script", received, prepare=prepare), tmp_path)
+    check(
+        Mistake(f"{sys.executable} -m allstep.commands.cli prove script.py", "script", received, prepare=prepare),
+        tmp_path,
+    )

@@ -20,6 +20,7 @@ from allstep.common.data.images.encoded import EncodedImage
 from allstep.pytorch import Session
 from allstep.pytorch.jpeg_decoding import JpegDecoder
 
+pytestmark = pytest.mark.launch  # processes write the photographs
 CPU = torch.device("cpu")
 
 

@@ -70,7 +70,7 @@ MISTAKES = {
     "fixed": "expected a network for batches of any size from --model .*fixed, received one for batches of 32 alone",
     "nothing": "expected a keras.Model from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
-    "half": "expected weights in float32 of --model .* as .*dense",
+    "half": "computes in float16, .* give --precision fp16",
     "twins": "expected a name of its own for each weight of --model .* received dense.bias twice",
     "missing": "expected a function missing in .*mine.py for --model, received none",
 }
