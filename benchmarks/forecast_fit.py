@@ -22,8 +22,7 @@ from typing import TypeVar
 import numpy as np
 import yaml
 
-from allstep.commands.forecast.calibration import calibrated
-from allstep.commands.forecast.fitting import fit, middles
+from allstep.commands.forecast.fitting import calibrated, fit, middles
 from allstep.commands.forecast.interval import deviation, efficiency_range, reach_factor
 from allstep.commands.forecast.parameters import BOUNDS, FITTED, Errors, Fitted, FittedParameter, Parameters, Reach
 from allstep.commands.forecast.site import KINDS

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from allstep.commands.forecast.allreduce import DIRECT
+from allstep.commands.forecast.allreduce import DIRECT, Cluster
 from allstep.commands.forecast.forecast import BEST, Forecast, Machine, Workload, forecast
-from allstep.commands.forecast.links import Cluster
 
 NOTICED = 0.01
 """Share of the step time from which a bottleneck is reported."""

@@ -23,6 +23,7 @@ their range, or one of yours is off by more than 5 points.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from argparse import Namespace
@@ -30,12 +31,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allstep.commands.forecast import measured_runs
-from allstep.commands.forecast.accuracy import epochs_needed, loss_by_parameters
+from allstep.commands.forecast.allreduce import Link
 from allstep.commands.forecast.causes import NOTICED, UNKNOWN, bottleneck, what_helps
 from allstep.commands.forecast.control_plane import ControlPlane, control_plane
 from allstep.commands.forecast.flags import parse
 from allstep.commands.forecast.forecast import Forecast, forecast
-from allstep.commands.forecast.links import Link
 from allstep.commands.forecast.parameters import BOUNDS
 from allstep.commands.forecast.question import Question, read_question
 from allstep.commands.forecast.records import ForecastRow, ForecastsResult, ValidationResult
@@ -218,3 +218,27 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
+
+
+KAPLAN_PARAMETERS, KAPLAN_EXPONENT = 8.8e13, 0.076
+
+
+def epochs_needed(epochs: float, global_batch_size: int, critical_batch_size: float = math.inf) -> float:
+    """Return the passes over the data that a target accuracy takes with a global batch.
+
+    E = E_min (1 + B / B_crit) (McCandlish et al. 2018, An Empirical Model of Large-Batch Training, equation 2.11, with
+    E proportional to the samples): below the critical batch a pass is worth the same with any batch.
+
+    Args:
+        epochs: passes needed with a small batch.
+        critical_batch_size: samples at which twice the passes are needed.
+    """
+    return epochs * (1 + global_batch_size / critical_batch_size)
+
+
+def loss_by_parameters(num_parameters: float) -> float:
+    """Return the test loss, in nats per token, of a language model with ample data and compute.
+
+    L(N) = (N_c / N)^0.076 with N_c = 8.8e13, embeddings not counted (Kaplan et al. 2020, equation 1.1).
+    """
+    return (KAPLAN_PARAMETERS / num_parameters) ** KAPLAN_EXPONENT

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from allstep.commands.forecast.allreduce import Cluster
 from allstep.commands.forecast.forecast import Workload
-from allstep.commands.forecast.links import Cluster
 from allstep.commands.forecast.networks import BYTES_PER_PARAMETER
 from allstep.common.watch.relay import BEAT_SECONDS, RELAYED_FROM
 

@@ -7,13 +7,19 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from allstep.commands.forecast.allreduce import ALGORITHMS, DIRECT, all_gather
-from allstep.commands.forecast.links import Cluster
+from allstep.commands.forecast.allreduce import ALGORITHMS, DIRECT, Cluster, all_gather
 from allstep.commands.forecast.networks import BYTES_PER_PARAMETER, Network
 from allstep.commands.forecast.parameters import Parameters
-from allstep.commands.forecast.sharded import MIN_UNIT_PARAMETERS, Unit, simulate_sharded
-from allstep.commands.forecast.simulation import Fusion, Gradient, SimulatedStep, simulate
-from allstep.commands.forecast.stragglers import slowdown
+from allstep.commands.forecast.simulation import (
+    MIN_UNIT_PARAMETERS,
+    Fusion,
+    Gradient,
+    SimulatedStep,
+    Unit,
+    simulate,
+    simulate_sharded,
+    slowdown,
+)
 
 BEST = "best"
 _MAX_ITERATIONS = 10

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from allstep.commands.compare.cells import INDEPENDENT, Cell
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample
+from allstep.commands.forecast.allreduce import Cluster, Link
 from allstep.commands.forecast.forecast import Machine, Workload, forecast
-from allstep.commands.forecast.links import Cluster, Link
 from allstep.commands.forecast.networks import known_networks
-from allstep.commands.forecast.simulation import MIB, Fusion
-from allstep.commands.forecast.stragglers import jitter_of, slowdown
+from allstep.commands.forecast.simulation import MIB, Fusion, jitter_of, slowdown
 from allstep.commands.forecast.validation import Checked
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, Row

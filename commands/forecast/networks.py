@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.forecast.packaged import read_packaged
+from allstep.commands.forecast.parameters import read_packaged
 from allstep.common.base.errors import UserError
 from allstep.common.files.records import NonNegative, from_json
 from allstep.common.files.schema import Mismatch, anything, list_of

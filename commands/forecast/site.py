@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from allstep.commands.forecast.allreduce import ALGORITHMS
+from allstep.commands.forecast.allreduce import ALGORITHMS, Cluster, Link
 from allstep.commands.forecast.forecast import BEST, Machine
-from allstep.commands.forecast.links import Cluster, Link
 from allstep.commands.forecast.parameters import Parameters
 from allstep.commands.forecast.simulation import MIB, Fusion
 from allstep.common.files.records import Count, NonNegative, Positive

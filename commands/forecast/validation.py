@@ -14,8 +14,7 @@ from allstep.commands.forecast.allreduce import ring
 from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.interval import efficiency_range
 from allstep.commands.forecast.networks import Network, known_networks, uniform
-from allstep.commands.forecast.packaged import read_packaged
-from allstep.commands.forecast.parameters import Parameters, fitted
+from allstep.commands.forecast.parameters import Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import Site
 from allstep.common.files.records import Count, Positive, from_json
 from allstep.common.files.schema import Mismatch

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from allstep.commands.forecast.allreduce import Cluster, Link
 from allstep.commands.forecast.causes import CAUSES, UNKNOWN, _changes, bottleneck, what_helps
 from allstep.commands.forecast.forecast import Machine, Workload, forecast
-from allstep.commands.forecast.links import Cluster, Link
 from allstep.commands.forecast.networks import known_networks
 from allstep.commands.forecast.parameters import fitted
 from allstep.commands.forecast.site import Site

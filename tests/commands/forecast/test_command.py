@@ -10,7 +10,7 @@ import pytest
 
 from allstep.commands import cli
 from allstep.commands.forecast import command
-from allstep.commands.forecast.accuracy import epochs_needed, loss_by_parameters
+from allstep.commands.forecast.command import epochs_needed, loss_by_parameters
 from allstep.common.base.errors import UserError
 
 

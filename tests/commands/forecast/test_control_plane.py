@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from allstep.commands.forecast.allreduce import Cluster, Link
 from allstep.commands.forecast.control_plane import control_plane
 from allstep.commands.forecast.forecast import Workload
-from allstep.commands.forecast.links import Cluster, Link
 from allstep.commands.forecast.networks import uniform
 
 FLAT = Cluster(1, Link(0.0, math.inf), Link(1e-5, 1e9))

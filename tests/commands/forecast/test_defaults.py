@@ -12,8 +12,7 @@ import pytest
 
 from allstep.benchmarks import forecast_fit
 from allstep.commands.forecast import command
-from allstep.commands.forecast.calibration import calibrated
-from allstep.commands.forecast.fitting import Prior, fit
+from allstep.commands.forecast.fitting import Prior, calibrated, fit
 from allstep.commands.forecast.interval import deviated, deviation, distance, efficiency_range
 from allstep.commands.forecast.parameters import BOUNDS, fitted
 from allstep.commands.forecast.site import KINDS, Site

@@ -10,15 +10,29 @@ from dataclasses import replace
 
 import pytest
 
-from allstep.commands.forecast.allreduce import all_gather, hierarchical, host_memory, parameter_servers, ring, tree
+from allstep.commands.forecast.allreduce import (
+    Cluster,
+    Link,
+    all_gather,
+    hierarchical,
+    host_memory,
+    parameter_servers,
+    ring,
+    tree,
+)
 from allstep.commands.forecast.forecast import Machine, Workload, forecast, gradients, units
-from allstep.commands.forecast.links import Cluster, Link
 from allstep.commands.forecast.networks import known_networks, uniform
 from allstep.commands.forecast.parameters import fitted
-from allstep.commands.forecast.sharded import Unit, simulate_sharded
-from allstep.commands.forecast.simulation import NUM_PHASES, Fusion, Gradient, simulate
+from allstep.commands.forecast.simulation import (
+    NUM_PHASES,
+    Fusion,
+    Gradient,
+    Unit,
+    expected_largest,
+    simulate,
+    simulate_sharded,
+)
 from allstep.commands.forecast.site import Site
-from allstep.commands.forecast.stragglers import expected_largest
 
 ALPHA, BETA = 1e-5, 1e9
 ONE_NODE = Cluster(1024, Link(ALPHA, BETA), Link(math.nan, math.nan))
