@@ -16,8 +16,8 @@ import torch
 
 from allstep.common.base.errors import UserError, summary
 from allstep.common.base.terminal import print_line
+from allstep.common.data.images.crop import cut
 from allstep.common.data.images.encoded import EncodedImage
-from allstep.common.data.images.resampling import cut
 
 _FILES_AT_ONCE = 64
 

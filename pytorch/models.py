@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
@@ -16,6 +15,7 @@ from allstep.common.catalog.networks import (
     check_image_size,
     check_inputs,
     is_in_both,
+    parsed,
 )
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset

@@ -18,8 +18,7 @@ from torch import nn
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog import user_file
-from allstep.common.catalog.model_args import check_is_function
-from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
+from allstep.common.catalog.networks import cannot_build, check_is_function, check_outputs, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed

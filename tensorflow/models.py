@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
@@ -20,6 +19,7 @@ from allstep.common.catalog.networks import (
     check_image_size,
     check_inputs,
     is_in_both,
+    parsed,
 )
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset

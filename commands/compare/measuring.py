@@ -14,8 +14,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from allstep.commands.compare import gate, samples
-from allstep.commands.compare.availability import unavailable
-from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings, commands, strategy_entry
+from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings, commands, strategy_entry, unavailable
 from allstep.commands.compare.ranking import against
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample, Summary, Verdict
 from allstep.commands.compare.rules import rules

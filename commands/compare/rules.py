@@ -45,7 +45,7 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         f"{_FEW if num_rounds < MIN_REPETITIONS else ''}",
         # turns.py
         *_turn_rules(settings),
-        # availability.py
+        # cells.py
         core_rule + (" Each also has a GPU of its own, or the cell is left out." if settings.device == "cuda" else ""),
         # samples.py
         "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 
-from allstep.commands.compare.answers import answers
+from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.shared.estimate import Estimate

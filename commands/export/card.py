@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.shared.page.render import plain
+from allstep.commands.shared.page.document import plain
 from allstep.commands.shared.records.runs import FILE, Epoch, read_events
 from allstep.common.files.schema import Mismatch
 from allstep.common.training.description import Description

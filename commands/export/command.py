@@ -29,11 +29,10 @@ from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
 from allstep.common.catalog import user_file
-from allstep.common.catalog.model_args import parsed
+from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
-from allstep.common.files.disk import write_atomically
-from allstep.common.files.writable import try_file
+from allstep.common.files.disk import try_file, write_atomically
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need

@@ -14,10 +14,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from allstep.commands.report import compare_sections, other_sections, profile_section, search_section
+from allstep.commands.report import compare_sections, other_sections, profile_section
 from allstep.commands.report.sources import Sources, read
-from allstep.commands.shared.page.document import Section
-from allstep.commands.shared.page.render import render
+from allstep.commands.shared.page.document import Section, render
 from allstep.commands.study import section
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
@@ -68,7 +67,7 @@ def build(sources: Sources) -> list[Section]:
     sections += [other_sections.validation(result) for _, result in sources.validations]
     sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
     sections += [section.study(result) for _, result in sources.studies]
-    sections += [search_section.search(path, result) for path, result in sources.searches]
+    sections += [other_sections.search(path, result) for path, result in sources.searches]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
     sections += [profile_section.profile(path, result) for path, result in sources.profiles]

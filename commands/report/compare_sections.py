@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from allstep.commands.compare.answers import answers
 from allstep.commands.compare.cells import INDEPENDENT
+from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.compare.table import further_columns

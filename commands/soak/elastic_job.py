@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +20,7 @@ from allstep.commands.shared.records.runs import FILE
 from allstep.commands.soak.faults import CLEAN_SECONDS, Violation
 from allstep.commands.soak.training import Training, training
 from allstep.common.base.progress_bar import ProgressBar
+from allstep.common.launch.rendezvous import free_ports
 
 KILLED, FROZEN, LEFT, CUT = "a killed rank", "a frozen rank", "a host that leaves and returns", "a cut link"
 NUM_RANKS = 4
@@ -222,3 +223,51 @@ def _words(pid: int) -> Sequence[str]:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return [word for word in words if word != "-u"]  # torchrun passes it to Python
     return []
+
+
+STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Variables that keep restarted ranks from waiting for their predecessors (docs/elastic.md)."""
+
+
+class TorchrunJob(ElasticJob):
+    """A job of two agents. Only the second can leave, since the first hosts the rendezvous store."""
+
+    def __init__(self, job: Training, program: str, follower: Follower, second: list[object]) -> None:
+        """Start the second agent of a job by the command `second`."""
+        super().__init__(job, program, LOCAL, follower)
+        self._second = second
+        self._agent = job.start(second)
+        self._can_leave = LOCAL.names[1:]
+
+    def leave(self, host: str) -> Callable[[], None]:
+        agent = self._agent
+        self._job.processes.remove(agent)
+        agent.send_signal(signal.SIGTERM)
+        return lambda: self._return(agent)
+
+    def _return(self, before: subprocess.Popen) -> None:
+        before.wait(PATIENCE_SECONDS)
+        self._agent = self._job.start(self._second)
+
+
+@contextmanager
+def torchrun_job(program: str, directory: Path, *flags: object) -> Iterator[ElasticJob]:
+    """Run `torchrun -m program` until the block ends: the counterpart of `elastic_job.elastic_job` for horovodrun."""
+    output_dir = directory / "run"
+    with free_ports(1) as [port]:
+        endpoint = f"localhost:{port}"
+
+    def agent(*, has_store: bool) -> list[object]:
+        meeting = f"is_host={int(has_store)},last_call_timeout=3,keep_alive_interval=1"
+        return [
+            *("torchrun", "--nnodes", "1:2", "--nproc-per-node", NUM_RANKS // 2, "--max-restarts", 1_000_000),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "soak"),
+            *("--rdzv-conf", meeting, "--local-addr", "127.0.0.1"),
+            *("-m", program, *flags, "--output-dir", output_dir),
+        ]
+
+    with (
+        closing(Follower(output_dir / FILE)) as follower,
+        training(agent(has_store=True), output_dir, NUM_RANKS, environ=STORE) as job,
+    ):
+        yield TorchrunJob(job, program, follower, agent(has_store=False))

@@ -24,8 +24,7 @@ from pathlib import Path
 from allstep.commands.shared import process_tree
 from allstep.commands.shared.records.runs import FILE
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job
-from allstep.commands.soak.elastic_torchrun import torchrun_job
+from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job, torchrun_job
 from allstep.commands.soak.faults import Violation
 from allstep.commands.soak.training import training
 from allstep.common.base.progress_bar import ProgressBar

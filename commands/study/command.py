@@ -12,20 +12,25 @@ it. The same command again resumes an interrupted study.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from allstep.commands.shared.page.document import render
 from allstep.commands.shared.records.files import command
 from allstep.commands.study.description import MAX_SEEDS, STUDIES, read_description
-from allstep.commands.study.page import write_page
+from allstep.commands.study.judging import judge
+from allstep.commands.study.records import StudyResult
 from allstep.commands.study.run_commands import variants
 from allstep.commands.study.running import begin, run_lacking
+from allstep.commands.study.section import outcome, study
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.base.terminal import warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.checkpoint import OutputDirectory
+from allstep.common.files.disk import write_atomically
 from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need_frameworks
 
@@ -66,6 +71,24 @@ def _parser() -> Parser:
     add("--time-limit", type=whole(1, WEEK), default=3600, metavar="SECONDS", help="limit of one training (an hour)")
     add("--output-dir", type=nonempty_path, metavar="DIR", help="default: runs/studies/NAME")
     return parser
+
+
+PAGE = "study.md"
+
+
+def write_page(directory: Path, result: StudyResult) -> list[str]:
+    """Write study.md, and each figure as SVG and PNG; return the outcome as lines for the terminal."""
+    section = study(result)
+    names = [f"figure-{number}" for number, _ in enumerate(section.figures, 1)]
+    figures = [figure.save(directory / name) for name, figure in zip(names, section.figures, strict=True)]
+    saved = dataclasses.replace(section, figures=figures)
+    with write_atomically(directory / PAGE) as stream:
+        stream.write(render("report.md", f"allstep study {result.name}", [saved], []).encode())
+    return [
+        *section.items,
+        outcome(judge(result)),
+        f"written to {directory / PAGE}: allstep report {directory} includes it",
+    ]
 
 
 if __name__ == "__main__":

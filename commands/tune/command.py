@@ -35,8 +35,7 @@ from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
-from allstep.common.files.disk import write_atomically
-from allstep.common.files.writable import try_file
+from allstep.common.files.disk import try_file, write_atomically
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need_frameworks

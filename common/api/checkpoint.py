@@ -20,7 +20,7 @@ import numpy as np
 
 from allstep.common.base.terminal import warn
 from allstep.common.files import array_json
-from allstep.common.files.own_folder import discard, foreign_entries
+from allstep.common.files.disk import discard, foreign_entries
 from allstep.common.launch.placement import find_placement
 
 _REPLACED = ".old-"

@@ -28,8 +28,7 @@ from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_FILES, TrainState
 from allstep.common.files import strict_json
-from allstep.common.files.disk import sha256_of
-from allstep.common.files.own_folder import discard, foreign_entries
+from allstep.common.files.disk import discard, foreign_entries, sha256_of
 from allstep.common.files.records import Whole, from_json
 from allstep.common.files.regular_file import check_memory, read_regular, regular
 from allstep.common.files.schema import Mismatch, brief, list_of, one_of, whole

@@ -13,8 +13,7 @@ from pathlib import Path
 from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
-from allstep.common.catalog.model_args import check_model_args
-from allstep.common.catalog.networks import MODELS, check_image_size, check_size
+from allstep.common.catalog.networks import MODELS, check_image_size, check_model_args, check_size
 from allstep.common.catalog.user_file import PROGRAM, check
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, check_path
 from allstep.common.config.train_config import (
@@ -25,7 +24,7 @@ from allstep.common.config.train_config import (
     StrategyConfig,
     TrainConfig,
 )
-from allstep.common.files.writable import try_file, try_folder
+from allstep.common.files.disk import try_file, try_folder
 from allstep.common.launch.placement import Placement
 
 

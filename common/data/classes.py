@@ -11,7 +11,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
 from allstep.common.data.sharding import sample_order
-from allstep.common.files.numbers import read_numbers
+from allstep.common.files.npy import read_numbers
 
 _READ_AT_ONCE = 4096
 # Multiples of it are added to the epoch, so that the permutation of each class differs from that of any epoch.

@@ -16,7 +16,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.sharding import sample_order
-from allstep.common.files.numbers import read_numbers
+from allstep.common.files.npy import read_numbers
 
 # Multiples of this are added to the epoch, so that each permutation within an epoch differs from that of any epoch.
 _PERMUTATIONS = 2**32

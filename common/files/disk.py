@@ -1,4 +1,4 @@
-"""Files on disk: atomic writes, checksums, and errors of file systems without locks."""
+"""Files and folders on disk: atomic and tried writes, checksums, and folders that allstep wrote and may remove."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import hashlib
 import os
 import socket
-from collections.abc import Iterator
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -43,3 +45,64 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def try_folder(path: Path) -> None:
+    """Write a temporary file in the folder `path`, or in the nearest existing folder above it.
+
+    Checking permission bits is not enough: they do not restrict root, and do not show that a file system is read-only.
+
+    Raises:
+        OSError: the folder cannot be written; `strerror` is the reason.
+    """
+    folder = path.absolute()
+    while not _is_there(folder):
+        folder = folder.parent
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".allstep-"):
+        pass
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def try_file(path: Path) -> None:
+    """Try to write in the folder of the file `path`; refuse a path such as /dev/null, which must not be replaced.
+
+    Raises:
+        OSError: the path cannot be written; `strerror` is the reason.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "Something else than a file is there", os.fspath(path))
+    try_folder(path.parent)
+
+
+IsOwn = Callable[[str], object]
+"""Function that tells whether allstep writes files of a name into a kind of folder."""
+
+
+def foreign_entries(folder: Path, is_own: IsOwn) -> list[str]:
+    """Return the names in a folder that allstep did not write; the folder's own name if it is a link or no folder."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        return [folder.name]
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name for entry in entries if not (is_own(entry.name) and entry.is_file(follow_symlinks=False))
+        )
+
+
+def discard(folder: Path, is_own: IsOwn) -> None:
+    """Remove a folder that holds nothing foreign; any other belongs to the user, whatever its name is.
+
+    Raises:
+        OSError: it holds something else, or cannot be removed.
+    """
+    if foreign := foreign_entries(folder, is_own):
+        raise FileExistsError(f"{folder} holds {foreign[0]!a}, which allstep did not write")
+    for name in os.listdir(folder):
+        (folder / name).unlink()
+    folder.rmdir()

@@ -1,12 +1,19 @@
-"""Reading of .npy arrays whose origin is unknown: the header is compared with the data before memory is allocated."""
+"""Reading of .npy arrays whose origin is unknown: the header is compared with the data before memory is allocated.
+
+Files of numbers, one for each sample, class or the like, are such arrays or text.
+"""
 
 from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 from typing import IO
 
 import numpy as np
+
+from allstep.common.base.errors import UserError, quote
+from allstep.common.files.regular_file import read_regular
 
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -34,3 +41,31 @@ def check_header(stream: IO[bytes], num_bytes: int) -> None:
     declared, left = math.prod(shape) * dtype.itemsize, num_bytes - stream.tell()
     if min(shape, default=0) < 0 or declared > left:
         raise ValueError(f"its header declares {declared} bytes of shape {shape}, and {left} follow")
+
+
+_LARGEST_FILE = 2**33  # a billion float64
+
+
+def read_numbers(path: Path, flag: str, content: str) -> np.ndarray:
+    """Return the finite numbers, float64 (n,), of a file that `flag` names.
+
+    Args:
+        content: what the file holds, as in "a number for each training sample".
+
+    Raises:
+        UserError: the file cannot be read, or does not have one axis of finite numbers.
+    """
+    try:
+        read = read_regular(path, maximum=_LARGEST_FILE)
+        numbers = load_npy(read).astype(np.float64) if path.suffix == ".npy" else np.array(read.split(), np.float64)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(
+            f"expected {flag} to be a file of {content}, received {quote(path)}: {reason}; name another"
+        ) from None
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+        raise UserError(
+            f"expected {flag} to hold {content}, received {quote(path)} with {numbers.size} numbers, of which "
+            f"{np.count_nonzero(np.isfinite(numbers))} are finite, in {numbers.ndim} axes; correct the file"
+        )
+    return numbers

@@ -31,11 +31,11 @@ def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporte
 
         reporters.append(TensorBoard(directory / "tensorboard", progress))
     if config.output.mlflow:
-        from allstep.common.reporting.mlflow import MLflow
+        from allstep.common.reporting.trackers import MLflow
 
         reporters.append(Background("--mlflow", lambda: MLflow(config)))
     if config.output.wandb:
-        from allstep.common.reporting.wandb import WandB
+        from allstep.common.reporting.trackers import WandB
 
         reporters.append(Background("--wandb", lambda: WandB(config)))
     return Listeners(reporters)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep.common.recipe.progress import Progress
-from allstep.common.reporting.base import Reporter, output_dir_errors
-from allstep.common.reporting.scalars import CURVES, scalars
+from allstep.common.reporting.base import CURVES, Reporter, output_dir_errors, scalars
 
 
 class TensorBoard(Reporter):

@@ -14,7 +14,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.base.memory import available_memory
 from allstep.common.catalog.losses import check_loss
 from allstep.common.catalog.metrics import metrics_of
-from allstep.common.cli.decode import check_decoding_device
+from allstep.common.cli.strategy_flags import check_decoding_device
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data import datasets

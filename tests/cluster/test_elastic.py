@@ -13,8 +13,7 @@ from cluster import bed
 from jobs import losses
 from ranks import BIN, REPOSITORY, events, train
 
-from allstep.commands.soak.elastic_job import Follower
-from allstep.commands.soak.elastic_torchrun import STORE
+from allstep.commands.soak.elastic_job import STORE, Follower
 
 FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slices", 4)
 AGENT = (

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.model_args import parsed
-from allstep.common.catalog.networks import is_in_both
+from allstep.common.catalog.networks import is_in_both, parsed
 from allstep.common.config.train_config import ScheduleConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import ALONE

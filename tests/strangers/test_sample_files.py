@@ -23,7 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
-from allstep.common.data.formats.example_proto import example_class
+from allstep.common.data.formats.tfrecord import example_class
 
 NUMBERS = RANDOM.normal(size=(60, 3)).astype(np.float32)
 LABELS = np.arange(60) % 4

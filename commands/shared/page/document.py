@@ -1,14 +1,17 @@
-"""The parts of a report in either form: sections of text, figures and tables, all as plain text."""
+"""The parts of a report: sections of text, figures and tables, all as plain text, rendered as HTML or Markdown."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from allstep.commands.shared.estimate import Estimate
 from allstep.commands.shared.page.figures import Drawing
+from allstep.common.base.errors import printable
 
 NOTHING = "–"
 _NUMBER = re.compile(r"[\d–+-][\d.,%± e+-]*$")
@@ -76,3 +79,32 @@ def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             found.append((name.replace("_", " ") if name.islower() else name, text))
     return found
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, title: str, sections: Sequence[Section], problems: Sequence[str], *, note: str = "") -> str:
+    """Render the report with one of the templates; `note` follows the time of writing."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=template.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"plain": plain, "code": _code}
+    written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep. {note}".strip()
+    return environment.get_template(template).render(title=title, written=written, sections=sections, problems=problems)
+
+
+def plain(text: object) -> str:
+    """Return text that stands for itself in Markdown, in a table as elsewhere."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", printable(" ".join(str(text).split())))
+
+
+def _code(text: object) -> str:
+    """Return a line of a code block, which it cannot end."""
+    return printable(str(text)).replace("`", "'")

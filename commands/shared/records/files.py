@@ -15,12 +15,11 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import nonempty_path
 from allstep.common.files import strict_json
-from allstep.common.files.disk import write_atomically
+from allstep.common.files.disk import try_file, write_atomically
 from allstep.common.files.records import from_json, to_json
 from allstep.common.files.regular_file import read_regular
 from allstep.common.files.schema import Mismatch, brief
 from allstep.common.files.strict_json import NotJson
-from allstep.common.files.writable import try_file
 
 _LARGEST_FILE = 16 * 2**20  # ten times the size of a long comparison
 

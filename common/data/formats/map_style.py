@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import random
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.layout import channels_last, is_tensor, plain
 from allstep.common.data.formats.parts import choose_fields
-from allstep.common.data.formats.random_draws import draws, seeded
 from allstep.common.launch.placement import apparent_rank
 
 _LOOKED_AT = 16
@@ -214,3 +215,39 @@ def class_names_of(samples: Any) -> tuple[str, ...]:
 def torch_wrapper(samples: Any) -> str | None:
     """Return the name of a class of PyTorch's own; None for a subclass, which may return other samples."""
     return type(samples).__name__ if type(samples).__module__.startswith("torch.utils.data") else None
+
+
+@contextlib.contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Within it, the generators of Python, NumPy and PyTorch draw what follows from `numbers`; before and after it,
+    they draw what they would draw without it."""
+    before = states()
+    seed = int.from_bytes(hashlib.sha256(f"sample {numbers}".encode()).digest()[:4], "little")
+    random.seed(seed)
+    np.random.seed(seed)
+    if torch := _torch():
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch:
+            torch.default_generator.set_state(before[2])
+
+
+def states() -> tuple[Any, Any, Any]:
+    """Return the states of the generators; their text tells whether they are the same."""
+    torch = _torch()
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state() if torch else None
+
+
+def draws() -> tuple[object, ...]:
+    """Return what differs once a number was drawn."""
+    python, numpy, torch = states()
+    return python, numpy[1].tobytes(), numpy[2:], None if torch is None else torch.numpy().tobytes()
+
+
+def _torch() -> Any:
+    """Return PyTorch, if this process has imported it."""
+    return sys.modules.get("torch")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from compared import SETTINGS, cell
 
-from allstep.commands.compare.availability import unavailable
-from allstep.commands.compare.cells import commands, matrix
+from allstep.commands.compare.cells import commands, matrix, unavailable
 from allstep.commands.compare.measuring import gate_path, sample_path
 from allstep.commands.compare.rules import rules
 from allstep.commands.shared import machine

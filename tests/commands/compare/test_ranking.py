@@ -6,7 +6,7 @@ import pytest
 from compared import cell, estimate, made, output, result
 
 from allstep.commands.compare import ranking, samples
-from allstep.commands.compare.answers import answers
+from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult
 
 RATES = {

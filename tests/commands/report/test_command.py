@@ -18,8 +18,8 @@ from allstep.commands.compare.cells import Settings
 from allstep.commands.compare.rules import rules
 from allstep.commands.forecast import command as forecast
 from allstep.commands.report import command as report
+from allstep.commands.shared.page.document import plain
 from allstep.commands.shared.page.figures import Line, bars, lines
-from allstep.commands.shared.page.render import plain
 
 ARTEFACTS = REPOSITORY / "build" / "artefacts"
 """Folder of the screenshots; git ignores build/."""

@@ -12,8 +12,7 @@ from PIL import Image, ImageEnhance
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
-from allstep.common.data.images.augmented_split import Augmentation, AugmentedSplit, augmentation_of
-from allstep.common.data.images.mixing import erase, mix
+from allstep.common.data.images.augmented_split import Augmentation, AugmentedSplit, augmentation_of, erase, mix
 from allstep.common.data.images.rand_augment import rand_augment
 
 NUM_SAMPLES, NUM_CLASSES = 60, 6

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from allstep.common.data.images.crop import by_pillow
 from allstep.common.data.images.decoding import Decoder, UnreadableImage, image_content
-from allstep.common.data.images.resampling import by_pillow
 
 
 def photo(width: int, height: int, *, grain: float = 14) -> Image.Image:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allstep.common.data.images.resampling import VECTORS, by_pillow, cut, resampler
+from allstep.common.data.images.crop import VECTORS, by_pillow, cut, resampler
 
 NOISE = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
 

@@ -1,4 +1,8 @@
-"""Reports to MLflow: flags as parameters, curves as metrics, and all other fields as tags."""
+"""Reports to experiment trackers.
+
+MLflow gets flags as parameters, curves as metrics, and all other fields as tags. Weights & Biases gets flags and start
+fields as configuration, curves as history, and other fields as summary.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.reporting.base import Reporter
-from allstep.common.reporting.scalars import CURVES, scalars
+from allstep.common.reporting.base import CURVES, Reporter, scalars
 
 
 class MLflow(Reporter):
@@ -48,3 +51,28 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
         inner = value.items() if isinstance(value, Mapping) else ()
         flat.update({f"{name}.{key}": item for key, item in inner} or {name: value})
     return flat
+
+
+class WandB(Reporter):
+    """Reporter to Weights & Biases, configured by its environment variables such as WANDB_PROJECT and WANDB_MODE."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Start a run; if that fails, e.g. without an API key, wandb's exception is raised."""
+        wandb = importlib.import_module("wandb")  # imported by name, as MLflow is
+        # Keeps wandb's own lines out of the run's terminal output.
+        settings = wandb.Settings(console="off", quiet=True)
+        self._run, self._ended = wandb.init(config=config.flat(), settings=settings), False
+        for curve in CURVES:
+            self._run.define_metric(f"{curve}/*", step_metric=curve)
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name in CURVES:
+            self._run.log({name: fields[name], **scalars(name, fields)})
+        elif name == "start":
+            self._run.config.update(fields, allow_val_change=True)
+        else:
+            self._run.summary.update(fields)
+            self._ended = name == "end"
+
+    def close(self) -> None:
+        self._run.finish(exit_code=0 if self._ended else 1)
