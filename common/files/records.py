@@ -3,7 +3,7 @@
     @dataclass(frozen=True)
     class Row:
         name: str
-        seconds: Annotated[float, number(least=0)]
+        seconds: Annotated[float, number(0)]
         note: str | None = None
 
     row = from_json(Row, {"name": "a", "seconds": 1.5}, "row")

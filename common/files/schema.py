@@ -2,10 +2,10 @@
 
 A shape is a function of a value and a description of its place; the functions below are or return shapes:
 
-    check = record(epoch=whole(), loss=number(least=0), curve=list_of(number()))
-    check({"epoch": 1, "loss": 0.5, "curve": []}, "progress")
+    check = list_of(number(minimum=0), maximum=3)
+    check([0.5, 1], "progress.losses")
 
-It raises `Mismatch` for the first value that is not as expected. Additional keys of a record are ignored.
+It raises `Mismatch` for the first value that is not as expected. `records` reads objects.
 """
 
 from __future__ import annotations
@@ -100,16 +100,6 @@ def one_of(*values: Any) -> Shape:
     return check
 
 
-def nullable(shape: Shape) -> Shape:
-    """Return a shape for None or values of `shape`."""
-
-    def check(value: Any, where: str) -> None:
-        if value is not None:
-            shape(value, where)
-
-    return check
-
-
 def list_of(shape: Shape, *, minimum: int = 0, maximum: int = 10**6) -> Shape:
     """Return a shape for lists of `minimum` to `maximum` values of `shape`."""
 
@@ -120,21 +110,5 @@ def list_of(shape: Shape, *, minimum: int = 0, maximum: int = 10**6) -> Shape:
             raise Mismatch(f"expected {where} to have {minimum} to {maximum} entries, received {len(value)}")
         for index, item in enumerate(value):
             shape(item, f"{where}[{index}]")
-
-    return check
-
-
-def record(optional: dict[str, Shape] | None = None, /, **required: Shape) -> Shape:
-    """Return a shape for objects with required and optional keys, with a shape for the value of each."""
-
-    def check(value: Any, where: str) -> None:
-        mapping(value, where)
-        for key, shape in required.items():
-            if key not in value:
-                raise Mismatch(f"expected {where} to have {key}, received {brief(sorted(value))} alone")
-            shape(value[key], f"{where}.{key}")
-        for key, shape in (optional or {}).items():
-            if key in value:
-                shape(value[key], f"{where}.{key}")
 
     return check

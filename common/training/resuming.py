@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from allstep.common import checkpoint
 from allstep.common.base.collectives import OneRank
@@ -26,15 +26,16 @@ from allstep.common.checkpoint.weights_file import check_readable, is_weights_fi
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, dataset_name
 from allstep.common.config.train_config import MOMENTUM_OPTIMIZERS, OptimizerConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint
-from allstep.common.files.schema import Mismatch, Shape, brief, list_of, nullable, number, one_of, record, text, whole
+from allstep.common.files.records import Count, NonNegative, Whole, from_json
+from allstep.common.files.schema import Mismatch, Shape, brief, number, one_of, text, whole
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
-from allstep.common.recipe.schedule import Decay, Scaling, Schedule, is_grown
+from allstep.common.recipe.schedule import Schedule, is_grown
 from allstep.common.training.data_digest import check_data
 from allstep.common.training.description import Description, check_same, read_description
 from allstep.common.training.earlier_run import resolve_auto
 
 T = TypeVar("T")
-_SEED = whole(-(2**64), 2**64)
+_Seed = Annotated[int, whole(-(2**64), 2**64)]
 _MAX_SECONDS = 1e10  # three hundred years
 _MAX_EPOCHS_A_STEP = 100
 
@@ -145,10 +146,11 @@ def check_run(saved: TrainState | Manifest) -> None:
         UserError: a field is wrong; the message names the first one.
     """
     try:
-        _STATE({name: getattr(saved, name) for name in ("rng", "schedule", "config")}, "manifest")
-        _RUNNING(saved.progress.running, "manifest.progress.running")
+        from_json(_Generators, saved.rng, "manifest.rng")
+        schedule = _checked_schedule(saved.schedule)
+        _check_config(saved.config)
+        from_json(_Running, saved.progress.running, "manifest.progress.running")
         _check_sums(saved)
-        schedule = Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
         follows_noise = saved.config.get("batch-ramp") == ["auto"]
         if follows_noise and not is_grown(schedule.batch_ramp, epoch=saved.progress.epoch):
             raise Mismatch(f"expected batches that double up to 16 times, received {brief(schedule.batch_ramp)}")
@@ -258,30 +260,29 @@ def _check_sums(saved: TrainState | Manifest) -> None:
     one_of(saved.config["seed"])(saved.rng["seed"], "manifest.rng.seed")
     running, where = progress.running, f"{where}.running"
     whole(0, progress.epoch)(running["epochs_without_gain"], f"{where}.epochs_without_gain")
-    if running.keys() & _LOSS_SCALE_FIELDS.keys():  # checkpoints older than --precision fp16 have none of them
-        record(**_LOSS_SCALE_FIELDS)(running, where)
-        whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
-    if running.keys() & _NOISE_FIELDS.keys():  # older checkpoints have none of these either
-        record(**_NOISE_FIELDS)(running, where)
+    for kind in (_LossScale, _Noise):  # older checkpoints have none of their fields
+        if running.keys() & {item.name for item in fields(kind)}:
+            from_json(kind, running, where)
+    whole(0, progress.step)(running.get("skipped_steps", 0), f"{where}.skipped_steps")
     if not in_epoch:
         one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
     elif not running["epoch_seconds"]:
         raise Mismatch(f"expected {where}.epoch_seconds to be above 0 in mid-epoch, received 0")
 
 
-def _pair(value: Any, where: str) -> None:
-    list_of(number(0), minimum=2, maximum=2)(value, where)
-    whole(1)(value[1], f"{where}[1]")
+def _checked_schedule(saved: Mapping[str, Any]) -> Schedule:
+    where = "manifest.schedule"
+    schedule = from_json(Schedule, saved, where)
+    if missing := [item.name for item in fields(Schedule) if item.name not in saved]:
+        raise Mismatch(f"expected {where} to have {missing[0]}, received {brief(sorted(saved))} alone")
+    return schedule
 
 
-def _has(**required: Shape) -> Shape:
-    # Keywords cannot have the hyphens of flags.
-    return record(**{name.replace("_", "-"): shape for name, shape in required.items()})
-
-
-def _check_config(value: Any, where: str) -> None:
-    _CONFIG(value, where)
-    _CONFIGS.get(DataConfig(value["dataset"]).kind, record())(value, where)
+def _check_config(saved: Mapping[str, Any]) -> None:
+    config, where = {name.replace("-", "_"): value for name, value in saved.items()}, "manifest.config"
+    kind = DataConfig(from_json(_Config, config, where).dataset).kind
+    if kind in _CONFIGS:
+        from_json(_CONFIGS[kind], config, where)
 
 
 def _named_by(kind: Kind[str]) -> Shape:
@@ -297,18 +298,33 @@ def _named_by(kind: Kind[str]) -> Shape:
     return check
 
 
-_CONFIG = _has(
-    dataset=_named_by(dataset_name),
-    seed=_SEED,
-    model=_named_by(model_name),
-    optimizer=one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"])),
-)
-_OWN = _has(image_size=whole(1), input_fields=list_of(text), target_field=nullable(text), validation_share=number(0, 1))
-_CONFIGS = {
-    "synthetic": _has(synthetic_shape=list_of(whole(1), minimum=3, maximum=3), synthetic_classes=whole(1)),
-    "image-folder": _has(image_size=whole(1)),
-    **dict.fromkeys((*FORMATS, PYTHON), _OWN),
-}
+@dataclass(frozen=True)
+class _Config:
+    dataset: Annotated[str, _named_by(dataset_name)]
+    seed: _Seed
+    model: Annotated[str, _named_by(model_name)]
+    optimizer: Annotated[str, one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"]))]
+
+
+@dataclass(frozen=True)
+class _OfSynthetic:
+    synthetic_shape: tuple[Count, Count, Count]
+    synthetic_classes: Count
+
+
+@dataclass(frozen=True)
+class _OfImages:
+    image_size: Count
+
+
+@dataclass(frozen=True)
+class _OfSamples(_OfImages):
+    input_fields: tuple[str, ...]
+    target_field: str | None
+    validation_share: Annotated[float, number(0, 1)]
+
+
+_CONFIGS = {"synthetic": _OfSynthetic, "image-folder": _OfImages, **dict.fromkeys((*FORMATS, PYTHON), _OfSamples)}
 _OWN_FLAGS = ("image-size", "input-fields", "target-field", "validation-share")
 # Flags of a data set that determine its images and classes.
 _SHAPES = {
@@ -316,22 +332,11 @@ _SHAPES = {
     "image-folder": ("image-size", "validation-share", "exif-orientation"),
     **dict.fromkeys((*FORMATS, PYTHON), (*_OWN_FLAGS, "exif-orientation", "task", "text-tokens")),
 }
-_SCHEDULE = record(
-    base_lr=number(0),
-    samples_per_epoch=whole(1),
-    num_epochs=whole(1),
-    global_batch_size=whole(1),
-    reference_batch_size=whole(1),
-    scaling=one_of(*get_args(Scaling)),
-    warmup_epochs=number(0),
-    decay=one_of(*get_args(Decay)),
-    milestones=nullable(list_of(number(0))),
-    step_factor=number(0, 1),
-    power=number(0),
-    final_lr=number(0),
-    batch_ramp=list_of(_pair),
-)
-_STATE = record(rng=record(seed=_SEED), schedule=_SCHEDULE, config=_check_config)
+
+
+@dataclass(frozen=True)
+class _Generators:
+    seed: _Seed
 
 
 def _power_of_two(value: Any, where: str) -> None:
@@ -340,21 +345,30 @@ def _power_of_two(value: Any, where: str) -> None:
         raise Mismatch(f"expected {where} to be a power of two, received {value:g}")
 
 
-_LOSS_SCALE_FIELDS = {
-    "loss_scale": _power_of_two,
-    "good_steps": whole(0, GROWTH_STEPS - 1),
-    "skipped_steps": whole(),
-}
-_ANY_NUMBER = number(-math.inf, math.inf)
-_NOISE_FIELDS = {"noise_variance": _ANY_NUMBER, "noise_square": _ANY_NUMBER}
-_RUNNING = record(
-    loss_sum=number(),
-    learning_rate=number(0),
-    epoch_seconds=number(0, _MAX_SECONDS),
-    cumulative_seconds=number(0, _MAX_SECONDS),
-    best_validation_loss=number(maximum=float("inf")),
-    epochs_without_gain=whole(),
-)
+@dataclass(frozen=True)
+class _LossScale:
+    loss_scale: Annotated[float, _power_of_two]
+    good_steps: Annotated[int, whole(0, GROWTH_STEPS - 1)]
+    skipped_steps: Whole
+
+
+@dataclass(frozen=True)
+class _Noise:
+    noise_variance: Annotated[Any, number(-math.inf, math.inf)]
+    noise_square: Annotated[Any, number(-math.inf, math.inf)]
+
+
+_Seconds = Annotated[float, number(0, _MAX_SECONDS)]
+
+
+@dataclass(frozen=True)
+class _Running:
+    loss_sum: float
+    learning_rate: NonNegative
+    epoch_seconds: _Seconds
+    cumulative_seconds: _Seconds
+    best_validation_loss: Annotated[Any, number(maximum=math.inf)]
+    epochs_without_gain: Whole
 
 
 def _as_flag(value: object) -> str:
