@@ -144,14 +144,14 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return {"non_finite": repr(float(value))}
+        return {strict_json.NON_FINITE: repr(float(value))}
     return value
 
 
 def _restored(value: Any) -> Any:
     """Return the inverse of `_finite`; objects that `_finite` never makes stay the same."""
     if isinstance(value, dict):
-        if value.keys() == {"non_finite"} and value["non_finite"] in ("nan", "inf", "-inf"):
-            return float(value["non_finite"])
+        if value.keys() == {strict_json.NON_FINITE} and value[strict_json.NON_FINITE] in ("nan", "inf", "-inf"):
+            return float(value[strict_json.NON_FINITE])
         return {key: _restored(item) for key, item in value.items()}
     return [_restored(item) for item in value] if isinstance(value, list) else value

@@ -19,13 +19,9 @@ MAX_BYTES = 2**32
 _VALUES = "values.json"
 _ARRAY = "__array__"
 """Only key of the object that stands for an array; its value is the array's number."""
-_NUMBER = "__number__"
-"""Only key of the object that stands for a number that JSON does not have: nan, inf or -inf."""
 _PAIRS = "__pairs__"
 """Only key of the object that stands for a mapping with integer keys (as in torch's optimizers); its value is pairs."""
-
-
-_MARKS = {_ARRAY, _NUMBER, _PAIRS}
+_MARKS = {_ARRAY, strict_json.NON_FINITE, _PAIRS}
 
 
 def save(folder: Path, value: Any) -> None:
@@ -72,7 +68,7 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {_NUMBER: str(value)}
+        return value if math.isfinite(value) else {strict_json.NON_FINITE: repr(value)}
     if isinstance(value, (list, tuple)):
         return [_plain(item, arrays) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value) and not value.keys() & _MARKS:
@@ -93,8 +89,8 @@ def _restored(value: Any, folder: Path) -> Any:
         return load_npy(data)
     if isinstance(value, dict) and value.keys() == {_PAIRS}:
         return {int(key): _restored(item, folder) for key, item in value[_PAIRS]}
-    if isinstance(value, dict) and value.keys() == {_NUMBER}:
-        return float(value[_NUMBER])
+    if isinstance(value, dict) and value.keys() == {strict_json.NON_FINITE}:
+        return float(value[strict_json.NON_FINITE])
     if isinstance(value, dict):
         return {key: _restored(item, folder) for key, item in value.items()}
     return value

@@ -7,6 +7,8 @@ import re
 from typing import Any, NoReturn
 
 MAX_DEPTH = 32
+NON_FINITE = "non_finite"
+"""Only key of the object that stands for a number that JSON does not have: nan, inf or -inf."""
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
