@@ -18,7 +18,7 @@ from torch import nn
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog import user_file
-from allstep.common.catalog.networks import cannot_build, check_is_function, check_outputs, unknown_name
+from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
@@ -58,7 +58,7 @@ def build_other(
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
-        network = _of_user(model, dataset, own, options or {})
+        network = network_of_user(model, "pytorch", dataset, own, options or {}, kind=nn.Module)
         if not isinstance(network, nn.Module):
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
@@ -86,16 +86,6 @@ def build_other(
         )
     _check_weights(network, model)  # again, since lazy layers have weights now
     return network
-
-
-def _of_user(model: str, dataset: Dataset, own: Any, options: Mapping[str, Any]) -> object:
-    """Return the network that a program passes, or that a file has or builds."""
-    file = user_file.parse(model)
-    build = user_file.import_for("pytorch", *file, "--model") if file else own
-    if not isinstance(build, nn.Module):
-        return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model", **options)
-    check_is_function(model, options)
-    return build
 
 
 def _of_library(

@@ -21,7 +21,7 @@ import tensorflow as tf
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog import user_file
-from allstep.common.catalog.networks import cannot_build, check_is_function, check_outputs, unknown_name
+from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
@@ -48,7 +48,7 @@ def build_other(
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     file = user_file.parse(model)
     if own is not None or file:
-        network = _of_user(model, dataset, own, options or {})
+        network = network_of_user(model, "tensorflow", dataset, own, options or {}, kind=keras.Model)
         if not isinstance(network, keras.Model):
             raise UserError(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
@@ -76,16 +76,6 @@ def build_other(
             "layers"
         )
     return network
-
-
-def _of_user(model: str, dataset: Dataset, own: Any, options: Mapping[str, Any]) -> object:
-    """Return the network that a program passes, or that a file has or builds."""
-    file = user_file.parse(model)
-    build = user_file.import_for("tensorflow", *file, "--model") if file else own
-    if not isinstance(build, keras.Model):
-        return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model", **options)
-    check_is_function(model, options)
-    return build
 
 
 def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model:

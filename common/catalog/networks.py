@@ -264,14 +264,26 @@ def check_model_args(model: str, words: Sequence[str]) -> None:
         raise UserError(f"--model-args has a key twice in {' '.join(words)}; give each key once")
 
 
-def check_is_function(model: str, options: Mapping[str, Any]) -> None:
-    """Refuse arguments for a network that is built already.
+def network_of_user(
+    model: str, framework: str, dataset: Dataset, own: Any, options: Mapping[str, Any], *, kind: type
+) -> object:
+    """Return the network that a program passes, or that a file has or builds.
+
+    Args:
+        own: the program's network, or a function that builds it.
+        options: arguments of that function besides the shape of a sample and the number of classes.
+        kind: class of networks.
 
     Raises:
-        UserError: there are arguments.
+        UserError: the function fails, or there are arguments for a network that is built already.
     """
+    file = user_file.parse(model)
+    build = user_file.import_for(framework, *file, "--model") if file else own
+    if not isinstance(build, kind):
+        return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model", **options)
     if options:
         raise UserError(f"--model-args needs a function that builds the network, {model} is one already; leave it out")
+    return build
 
 
 def _value(text: str) -> Any:
