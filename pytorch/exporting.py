@@ -61,8 +61,12 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
     elif dataset.input_type != "int64":
         example = example.to(torch.float32)
     dynamic = ({0: torch.export.Dim("batch")},)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):  # torch prints graphs that it refuses
+            stack.enter_context(redirect(io.StringIO()))
         exported = torch.export.export(model, (example,), dynamic_shapes=dynamic)
         if form == "torch-export":
             torch.export.save(exported, path)

@@ -26,7 +26,7 @@ import numpy as np
 
 from allstep.commands.evaluate.run_flags import words_for
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.common.base.errors import UserError, quote, summary
+from allstep.common.base.errors import UserError, first_paragraph, quote
 from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import parsed
@@ -99,7 +99,11 @@ def _framework(flags: Any, trained: Trained) -> str:
     if flags.framework and flags.framework not in frameworks:
         raise UserError(f"--to {flags.to} is written by {frameworks[0]}, not by {flags.framework}")
     chosen = flags.framework or trained.description.framework
-    return chosen if chosen in frameworks else frameworks[0]
+    if chosen in frameworks:
+        return chosen
+    if user_file.parse(trained.description.model):
+        raise UserError(f"--to {flags.to} is written by {frameworks[0]}, and the run's network is of {chosen}")
+    return frameworks[0]
 
 
 def _check(flags: Any, trained: Trained, framework: str, target: Path) -> None:
@@ -171,7 +175,9 @@ def _write(form: str, path: Path, framework: str, network: Any, trained: Trained
     try:
         exporting.write(form, path, network, trained.description.dataset(), scales=scales)
     except Exception as error:
-        raise UserError(f"--to {form} cannot export --model {trained.description.model}: {summary(error)}") from error
+        raise UserError(
+            f"--to {form} cannot export --model {trained.description.model}: {first_paragraph(error)}"
+        ) from error
 
 
 def _library(config: TrainConfig, trained: Trained) -> dict[str, Any] | None:

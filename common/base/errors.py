@@ -37,6 +37,12 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {causes.splitlines()[-1].strip()}" if causes else type(error).__name__
 
 
+def first_paragraph(error: BaseException) -> str:
+    """Return an exception in one line: its type and the first paragraph of its message, as exporters put it."""
+    text = " ".join(_BOLD.sub("", str(error)).strip().partition("\n\n")[0].split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def quote(given: object) -> str:
     """Return user input for a message in one line: long input is cut, blank or unprintable input is quoted."""
     text = str(given)

@@ -116,7 +116,7 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
             raise error
         warn(f"{error}; it is skipped")
     if not readable and not errors:
-        raise UserError(f"expected a checkpoint in {parent}, received none; start without --resume")
+        raise UserError(f"expected a checkpoint in {parent}, received none; name another, or train from the start")
     candidates = best_of(readable) if best else readable[::-1]
     if best and readable and not candidates:
         raise UserError(
@@ -130,5 +130,5 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
     raise UserError(
         f"expected an undamaged checkpoint in {parent}, received only damaged ones ({errors[0]}); "
-        "start without --resume"
+        "name another, or train from the start"
     )

@@ -169,5 +169,5 @@ def test_a_clock_that_goes_back(undisturbed, tmp_path, monkeypatch):  # noqa: F8
 def test_a_run_without_checkpoints_says_so(undisturbed, tmp_path):  # noqa: F811
     run = stopped(undisturbed(1), tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match="start without --resume"):
+    with pytest.raises(UserError, match="train from the start"):
         train(1, run, *SAVING, "--resume", "latest")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import keras
 import numpy as np
 import pytest
 import torch
@@ -151,6 +154,45 @@ def test_a_file_that_differs_is_not_kept(digits, tmp_path, monkeypatch, capsys):
         command.main([str(digits), "--to", "state-dict", "--output", str(tmp_path / "a.pt")])
     assert ended.value.code == 1 and "differs from the run by 1.1e-05" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"] and (tmp_path / "a.pt").read_text() == "before"
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+class Closed(keras.Model):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("form", "framework", "model", "reason"),
+    [
+        ("torch-export", "pytorch", Branching(), "GuardOnDataDependentSymNode: Could not guard on data-dependent expr"),
+        ("keras", "tensorflow", Closed(object()), "NotImplementedError: Object Closed was created by .*`get_config.."),
+    ],
+)
+def test_the_reason_of_the_exporter_is_one_line(form, framework, model, reason, tmp_path, capfd):
+    dataset = SimpleNamespace(input_shape=(4,), input_type="float32")
+    trained = SimpleNamespace(description=SimpleNamespace(model="net.py:build", dataset=lambda: dataset))
+    if framework == "tensorflow":
+        model(np.zeros((1, 4), np.float32))
+    with pytest.raises(UserError, match=f"--to {form} cannot export --model net.py:build: {reason}"):
+        command._write(
+            form, tmp_path / "out.keras", framework, SimpleNamespace(model=model), cast(Any, trained), scales=False
+        )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_network_of_one_framework_is_not_for_formats_of_the_other():
+    trained = SimpleNamespace(description=SimpleNamespace(model="net.py:build", framework="pytorch"))
+    with pytest.raises(UserError, match="--to keras is written by tensorflow, and the run's network is of pytorch"):
+        command._framework(SimpleNamespace(to="keras", framework=None), cast(Any, trained))
 
 
 def test_mistakes_are_one_line(digits, tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def test_all_damaged(tmp_path):
     flip(directory / "step-00000001" / "model.safetensors", -1)
     flip(directory / "step-00000002" / "manifest.json", 100)
     warnings = []
-    expected = "undamaged .* only damaged ones .*step-00000002/manifest.json is damaged: .*; start without --resume"
+    expected = "undamaged .* only damaged ones .*step-00000002/manifest.json is damaged: .*; .*train from the start"
     with pytest.raises(UserError, match=expected) as error:
         load("latest", directory, warn=warnings.append)
     one_line(error)

@@ -155,7 +155,7 @@ MISTAKES = {
     "no such checkpoint": (["--resume", "{}/nowhere"], "nowhere"),
     "a changed byte": (["--resume", "{}/checkpoints/step-00000006"], "step-00000006/model.safetensors is damaged"),
     "a newer format": (["--resume", "latest"], "has format 99"),
-    "nothing there": (["--resume", "latest"], "start without --resume"),
+    "nothing there": (["--resume", "latest"], "train from the start"),
     "other samples": (["--resume", "latest", "--synthetic-samples", "225"], "expected 226 training samples"),
     "averages": (["--resume", "latest", "--ema", "0.9"], "expected --ema as in the run that wrote the checkpoint"),
     "no weights": (["--init-from", "{}/nowhere"], "path of a checkpoint"),
