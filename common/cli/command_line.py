@@ -142,7 +142,8 @@ def _registry(
         # from_words reports a wrong number of words or a wrong choice; tyro would print several lines and exit.
         spec = dataclasses.replace(spec, nargs="*", choices=None, metavar=metavar, instance_from_str=from_words)
         described = tyro.conf.arg(help_behavior_hint="" if field.default in (None, ()) else None)
-        annotated = Annotated[field.type, spec, described]
+        # tyro would import typeguard, a tenth of a second, to check the defaults of types that are no plain classes.
+        annotated = Annotated[field.type if isinstance(field.type, type) else object, spec, described]
 
         def helptext() -> str:
             assert callable(field.helptext)  # tyro reads the source when it shows help
