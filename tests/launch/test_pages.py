@@ -1,7 +1,8 @@
 """Commands in README.md and the pages of docs/, run one after the other. Oracle: all end with status 0.
 
 Outputs that pages show must be those that their commands have now. A command with the comment `(needs a cluster)` or
-`(needs GPUs)` is not run; one with `(minutes)` is `full`. tests/cluster/test_tutorial.py has what needs hosts.
+`(needs GPUs)` is not run; one with `(minutes)` is `full`. tests/cluster/test_tutorial.py has what needs hosts. Trainers
+train two epochs where the page says nothing about epochs, except with `pytest -m full`, which runs all as it stands.
 """
 
 from __future__ import annotations
@@ -22,14 +23,27 @@ PAGES += [path for place in FOLDERS for path in sorted((DOCS / place).glob("*.md
 TUTORIAL = sorted((DOCS / "tutorial").glob("*.md"))
 # `make test` would run this test, and the tests of the trainers cover `make train`.
 NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
+EPOCHS = re.compile(r"train\.py(?!.*--(epochs|list-strategies))")
+# Commands that `make test` runs elsewhere.
+ELSEWHERE = {
+    "horovodrun -np 2 python examples/keras_fit.py": "tests/tensorflow/test_horovod_keras.py::test_example",
+    "python examples/own_loop_horovod.py runs/own-loop": "tests/launch/test_program.py::"
+    "test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks",
+    'horovodrun -np 2 python pytorch/train.py | grep -E "Epoch = ( 1|10):"': "tests/launch/test_pages.py::"
+    "test_outputs_on_the_page_are_those_of_its_commands",
+    # The next command of the page runs the same file on two ranks, and README.md's Session trains in one process.
+    "python examples/session_pytorch.py": "tests/launch/test_pages.py::test_commands",
+}
 
 
 def commands(page: Path, *, minutes: bool) -> Iterator[str]:
-    """Yield the commands to run in a page's shell blocks; with `minutes` also those that take minutes."""
+    """Yield the commands to run in a page's shell blocks; with `minutes` as they stand, and those that take minutes."""
     for block in re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
-            if not NOT_TYPED.search(line) and (minutes or "(minutes)" not in line):
+            if minutes and not NOT_TYPED.search(line):
                 yield line
+            elif not NOT_TYPED.search(line) and "(minutes)" not in line and line not in ELSEWHERE:
+                yield EPOCHS.sub("train.py --epochs 2", line)
 
 
 @pytest.fixture
@@ -55,9 +69,11 @@ def test_commands(page, tmp_path, outputs):
 
 
 @pytest.mark.parametrize(
-    "page", [full(page) for page in PAGES if "(minutes)" in page.read_text()], ids=lambda page: page.stem
+    "page",
+    [full(page) for page in PAGES if list(commands(page, minutes=True)) != list(commands(page, minutes=False))],
+    ids=lambda page: page.stem,
 )
-def test_commands_that_take_minutes(page, tmp_path, outputs):
+def test_all_commands_as_they_stand(page, tmp_path, outputs):
     type_all(page, tmp_path, outputs, minutes=True)
 
 
@@ -67,6 +83,13 @@ def test_outputs_on_the_page_are_those_of_its_commands(name, tmp_path, outputs):
     page = (REPOSITORY / name).read_text()
     assert len(outputs.BLOCK.findall(page)) == page.count("```text")
     assert list(outputs.differences(page, outputs.checkout(tmp_path))) == []
+
+
+def test_commands_that_run_elsewhere_stand_on_a_page_and_have_their_test():
+    assert set(ELSEWHERE) <= {command for page in PAGES for command in commands(page, minutes=True)}
+    for name in ELSEWHERE.values():
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (REPOSITORY / file).read_text()
 
 
 def test_links_lead_somewhere():
