@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 from browser import CUT_OFF, WIDTHS, chromium
 from ranks import REPOSITORY, run
-from reported import HOSTILE, cell, compare_result, statistics
+from reported import HOSTILE, cell, compare_result, statistics, write_run
 from requirements import need
 
 from allstep.commands.compare.cells import Settings
@@ -145,15 +145,16 @@ def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(
         assert not re.search(rf"<text[^>]*>[^<]*{strategy}", page)  # and not drawn next to others
 
 
-def test_the_overview_says_who_is_faster_on_most_ranks(results):
+def test_the_overview_says_who_is_faster_on_most_ranks(tmp_path):
     content = compare_result()
     rival = cell("pytorch", "ddp", 2, 1600.0)
+    content["cells"] = [one for one in content["cells"] if one["workload"] == rival["workload"]]
     content["cells"] = [one for one in content["cells"] if one["id"] != rival["id"]] + [rival]
     [winner] = [one for one in content["cells"] if one["id"] == rival["id"].replace("ddp", "horovod")]
     winner["against"] = {"ddp": statistics(1.2)}
-    (results / "compare" / "compare.json").write_text(json.dumps(content))
-    report.main([str(results)])
-    text = (results / "report.md").read_text()
+    (tmp_path / "compare.json").write_text(json.dumps(content))
+    report.main([str(tmp_path)])
+    text = (tmp_path / "report.md").read_text()
     overview = text[: text.index("allstep compare")].replace("\\", "")
     assert re.findall("^- (.*)", overview, re.MULTILINE)[:2] == [
         "pytorch on 2 ranks: horovod is the fastest, 20.0% faster than ddp (17.6% to 22.4%, 95%).",
@@ -161,13 +162,14 @@ def test_the_overview_says_who_is_faster_on_most_ranks(results):
     ]
 
 
-def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
+def test_the_rules_of_a_fair_comparison_are_in_both_forms(tmp_path):
     """Oracle: the sentences that compare writes."""
     settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1, True)
     sentences = rules(settings, num_rounds=5)
-    (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": sentences}))
-    report.main([str(results)])
-    page, text = (html.unescape((results / name).read_text()) for name in ("report.html", "report.md"))
+    content = {**compare_result(), "rules": sentences, "cells": [cell("pytorch", "horovod", 2, 1560.0)]}
+    (tmp_path / "compare.json").write_text(json.dumps(content))
+    report.main([str(tmp_path)])
+    page, text = (html.unescape((tmp_path / name).read_text()) for name in ("report.html", "report.md"))
     assert all(rule in page and plain(rule) in text for rule in sentences)
     assert "fewer than the 5 times" not in page
     assert "fewer than the 5 times" in " ".join(rules(settings, num_rounds=1))
@@ -185,8 +187,10 @@ def test_bars_have_their_values_without_exponents():
     assert {"12.3", "1,234", "small", "large", "MiB"} <= set(texts)
 
 
-def test_a_report_that_cannot_be_written_leaves_the_earlier_one(results):
+def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
     """The limit on file sizes ends the write in the middle."""
+    results = tmp_path
+    write_run(results / "run")
     report.main([str(results)])
     before = {name: (results / name).read_bytes() for name in ("report.html", "report.md")}
     limited = ("prlimit", f"--fsize={len(before['report.html']) // 2}")
@@ -198,10 +202,11 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(results):
     assert not list(results.glob(".*"))
 
 
-def test_names_of_folders_control_neither_terminal_nor_markdown(results, capsys):
+def test_names_of_folders_control_neither_terminal_nor_markdown(tmp_path, capsys):
     """Escape sequences, line breaks, Markdown, and bytes that are not UTF-8."""
-    folder = results / "runs" / "a\x1b[31m\n```\n# x\udcff\u202e"
-    shutil.copytree(results / "runs" / "one", folder)
+    results, folder = tmp_path, tmp_path / "runs" / "a\x1b[31m\n```\n# x\udcff\u202e"
+    write_run(tmp_path / "runs" / "one")
+    shutil.copytree(tmp_path / "runs" / "one", folder)
     (folder / "broken.json").write_text("{")
     report.main([str(results), "--title", "\x1b]0;owned\x07"])
     printed = capsys.readouterr()
