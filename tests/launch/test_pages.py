@@ -23,7 +23,7 @@ PAGES += [path for place in FOLDERS for path in sorted((DOCS / place).glob("*.md
 TUTORIAL = sorted((DOCS / "tutorial").glob("*.md"))
 # `make test` would run this test, and the tests of the trainers cover `make train`.
 NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
-EPOCHS = re.compile(r"train\.py(?!.*--(epochs|list-strategies))")
+EPOCHS = re.compile(r"train\.py(?!.*--epochs)")
 # Commands that `make test` runs elsewhere.
 ELSEWHERE = {
     "horovodrun -np 2 python examples/keras_fit.py": "tests/tensorflow/test_horovod_keras.py::test_example",
@@ -31,6 +31,8 @@ ELSEWHERE = {
     "test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks",
     'horovodrun -np 2 python pytorch/train.py | grep -E "Epoch = ( 1|10):"': "tests/launch/test_pages.py::"
     "test_outputs_on_the_page_are_those_of_its_commands",
+    "python pytorch/train.py --list-strategies": "tests/pytorch/test_strategies.py::test_list_strategies",
+    "python tensorflow/train.py --list-strategies": "tests/tensorflow/test_strategies.py::test_list_strategies",
     # The next command of the page runs the same file on two ranks, and README.md's Session trains in one process.
     "python examples/session_pytorch.py": "tests/launch/test_pages.py::test_commands",
 }
