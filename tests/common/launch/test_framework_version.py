@@ -1,4 +1,4 @@
-"""Versions of frameworks. Oracle: the range that docs/flags.md promises, ignoring patch releases."""
+"""Versions of frameworks. Oracle: the range that docs/installation.md promises, ignoring patch releases."""
 
 from __future__ import annotations
 
