@@ -1,8 +1,9 @@
 """Commands in README.md and the pages of docs/, run one after the other. Oracle: all end with status 0.
 
-Outputs that pages show must be those that their commands have now. A command with the comment `(needs a cluster)` or
-`(needs GPUs)` is not run; one with `(minutes)` is `full`. tests/cluster/test_tutorial.py has what needs hosts. Trainers
-train two epochs where the page says nothing about epochs, except with `pytest -m full`, which runs all as it stands.
+Outputs that pages show must be those that their commands have now. A command with a comment such as `(needs GPUs)` is
+not run, nor is a block that begins with one; a command with `(minutes)` is `full`. tests/cluster/test_tutorial.py has
+what needs hosts. Trainers train two epochs where the page says nothing about epochs, except with `pytest -m full`,
+which runs all as it stands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md"]
 PAGES += [path for place in FOLDERS for path in sorted((DOCS / place).glob("*.md"))]
 TUTORIAL = sorted((DOCS / "tutorial").glob("*.md"))
 # `make test` would run this test, and the tests of the trainers cover `make train`.
-NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
+NOT_TYPED = re.compile(r"\(needs [^)]+\)|^make ")
+BLOCK = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 EPOCHS = re.compile(r"train\.py(?!.*--epochs)")
 # Commands that `make test` runs elsewhere.
 ELSEWHERE = {
@@ -40,7 +42,9 @@ ELSEWHERE = {
 
 def commands(page: Path, *, minutes: bool) -> Iterator[str]:
     """Yield the commands to run in a page's shell blocks; with `minutes` as they stand, and those that take minutes."""
-    for block in re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+    for language, block in BLOCK.findall(page.read_text()):
+        if language != "sh" or block.startswith("# (needs "):
+            continue
         for line in block.splitlines():
             if minutes and not NOT_TYPED.search(line):
                 yield line
@@ -92,6 +96,12 @@ def test_commands_that_run_elsewhere_stand_on_a_page_and_have_their_test():
     for name in ELSEWHERE.values():
         file, _, test = name.partition("::")
         assert f"def {test}(" in (REPOSITORY / file).read_text()
+
+
+def test_every_block_says_what_it_is():
+    """A block of commands is `sh`, so that the tests above run it, or it says what it needs."""
+    blocks = [(page.name, *block) for page in [*PAGES, *TUTORIAL] for block in BLOCK.findall(page.read_text())]
+    assert [block for block in blocks if not re.fullmatch(r"sh|text|python|yaml|json|\{[a-z-]+\}.*", block[1])] == []
 
 
 def test_links_lead_somewhere():
