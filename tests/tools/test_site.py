@@ -72,6 +72,42 @@ def test_every_variable_that_is_read_is_on_the_page(generate):
     assert read - listed - parts_of_names == set()
 
 
+def test_every_public_name_is_on_the_page_of_the_interface():
+    page = (REPOSITORY / "docs" / "api.md").read_text()
+    for name in ("allstep", "allstep.pytorch", "allstep.tensorflow"):
+        for public in set(importlib.import_module(name).__all__) - {"__version__"}:
+            assert re.search(
+                rf":: {re.escape(name)}\.{public}$|^## {re.escape(name)}\.{public}$", page, re.MULTILINE
+            ), public
+
+
+def test_every_command_that_ends_with_status_1_is_on_the_page_of_statuses():
+    rows = set(re.findall(r"^\| `allstep (\S+?)[` ]", (REPOSITORY / "docs" / "statuses.md").read_text(), re.MULTILINE))
+    folder = REPOSITORY / "commands"
+    assert rows == {path.parent.name for path in folder.glob("*/*.py") if "sys.exit(1)" in path.read_text()}
+
+
+def test_every_field_of_an_event_is_on_the_page_of_files():
+    """Fields are keywords of `reporter.event`, and keys of the metrics that strategies and flags add."""
+    rows = re.findall(r"^\| `(?:start|step|epoch|end)`.*", (REPOSITORY / "docs" / "files.md").read_text(), re.MULTILINE)
+    training = REPOSITORY / "common" / "training"
+    nodes = [
+        node
+        for name in ("engine", "training_run")
+        for node in ast.walk(ast.parse((training / f"{name}.py").read_text()))
+    ]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "event"]
+    fields = {keyword.arg for call in calls for keyword in call.keywords if keyword.arg}
+    sources = [
+        path for room in ("common/training", "pytorch", "tensorflow") for path in (REPOSITORY / room).rglob("*.py")
+    ]
+    text = "\n".join(path.read_text() for path in sources)
+    for body in re.findall(r"def _?metrics\(.*?(?=\n\S|\n    def |\Z)", text, re.DOTALL):
+        fields |= set(re.findall(r'"(\w+)"(?:: |\] = )', body))
+    assert {"weights_checksum", "gradient_noise_scale", "staleness_max", "unreadable_images"} < fields
+    assert {field for field in fields if not re.search(rf"\b{field}\b", "\n".join(rows))} == set()
+
+
 @pytest.mark.parametrize("script", sorted((REPOSITORY / "docs" / "figures").glob("*.py")), ids=lambda path: path.stem)
 def test_figures_are_those_that_their_scripts_draw(script, monkeypatch):
     monkeypatch.syspath_prepend(script.parent)
