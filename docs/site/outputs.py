@@ -26,6 +26,7 @@ PAGES = (
     REPOSITORY / "README.md",
     *sorted((REPOSITORY / "docs" / "tutorial").glob("*.md")),
     *sorted((REPOSITORY / "docs" / "how-to").glob("*.md")),
+    REPOSITORY / "docs" / "clusters.md",
 )
 FOLDERS = ("pytorch", "tensorflow", "hostfiles", "examples", ".venv")
 """Folders of the repository that commands read."""
@@ -103,8 +104,14 @@ def output(commands: str, folder: Path) -> str:
         text=True,
         check=True,
     )
-    names = {str(folder.resolve()): HOME, sys.prefix: f"{HOME}/.venv", socket.gethostname(): "laptop"}
-    return functools.reduce(lambda text, name: text.replace(name, names[name]), names, ran.stdout)
+    return without_names(ran.stdout, folder)
+
+
+def without_names(text: str, folder: Path) -> str:
+    """Return a text with a reader's names in place of this machine's: its folder, environment, checkout and host."""
+    names = {str(folder.resolve()): HOME, sys.prefix: f"{HOME}/.venv", str(REPOSITORY): HOME}
+    text = functools.reduce(lambda text, name: text.replace(name, names[name]), names, text)
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", text)
 
 
 def checkout(folder: Path) -> Path:
