@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from outputs import REPOSITORY, checkout, with_outputs
+from outputs import REPOSITORY, checkout, with_outputs, without_names
 
 GALLERY = REPOSITORY / "docs" / "gallery"
 FILES = {"batch-size.svg": "batch-size/figure-1.svg", "momentum.svg": "momentum/figure-1.svg"}
@@ -29,6 +29,8 @@ def main() -> None:
     (GALLERY / "index.md").write_text(page)
     for name, source in FILES.items():
         shutil.copy(folder / source, GALLERY / name)
+    report = (folder / "compare" / "report.html").read_text()
+    (GALLERY / "report.html").write_text(without_names(report, folder))
 
 
 if __name__ == "__main__":
