@@ -16,6 +16,8 @@ JOIN = "join"
 """Kind of the collective by which a rank waits, after its last batch, for ranks that have more."""
 HOROVOD_JOIN = f"hvd.{JOIN}"
 """Name of the wait in Horovod's join."""
+RUNNING = ("running_mean", "running_var")
+"""Ends of the names of running statistics."""
 TENSOR_PARALLEL = "tensor parallel"
 """Operation of a wrapper by which ranks share the work on the same samples."""
 AVERAGES_WEIGHTS = "weights"
@@ -51,6 +53,8 @@ class Wrapped:
     """The requested reduction: average, sum or adasum; for others TENSOR_PARALLEL or AVERAGES_WEIGHTS."""
     finds_unused: bool = False
     """Value of DDP's find_unused_parameters."""
+    keeps_buffers: bool = False
+    """Whether DDP is asked not to send rank 0's buffers to the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,9 @@ class Forward:
     """Digest of each sample, over all inputs that are not constant."""
     random_state: str | None
     """Digest of the random state before the call, if the call drew from it."""
-    batch_norm: dict[str, str]
-    """Digests of running statistics after the call, in evaluation."""
+    buffers: dict[str, str]
+    """Digests after the call: in evaluation of running statistics, in training of floating-point buffers and of frozen
+    weights, for the first calls of a model."""
     bypasses: str | None
     """The wrapper that holds this model, if the model was called without it."""
     line: str
@@ -196,6 +201,8 @@ class Step:
     """How the wrapper of these weights was kept from averaging: `no_sync`, or `inner` if its model was called."""
     sharded: tuple[str, ...] = ()
     """Names of the weights of which each rank has a shard, and which are not compared."""
+    closure_loss: float | None = None
+    """First loss that the closure of a line search has returned."""
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,6 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "whether the learning rate is scaled, for it rises in all steps seen"
     if run.uses_adasum:
         yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
-    if run.library == "horovod.tensorflow":
-        yield "changes of gradients before they are averaged, such as clipping, for none are observed in TensorFlow"
     if run.averages_weights:
         yield "gradients and weights between averages of weights (local SGD)"
     if run.is_tensor_parallel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -83,6 +84,32 @@ class Rank:
     def steps(self, optimizer: int = 1) -> list[Step]:
         """Return the steps of one of the rank's optimizers."""
         return [step for step in self.all(Step) if step.optimizer == optimizer]
+
+    @cached_property
+    def optimizers(self) -> dict[tuple[str, str, int], int]:
+        """Numbers of the rank's optimizers by class, line of the first step, and order among those with the same."""
+        found: dict[tuple[str, str, int], int] = {}
+        for step in self.all(Step):
+            if step.number == 1:
+                order = sum(key[:2] == (step.kind, step.line) for key in found)
+                found[step.kind, step.line, order] = step.optimizer
+        return found
+
+    def with_optimizers(self, kept: Sequence[tuple[str, str, int]]) -> Rank:
+        """Return the rank without steps of other optimizers than these, which get their numbers by this order."""
+        numbers = {self.optimizers.get(key): number for number, key in enumerate(kept, 1)}
+        counts: Counter[int] = Counter()
+        records: list[Record] = []
+        for record in self.records:
+            if isinstance(record, Step):
+                if record.optimizer not in numbers:
+                    continue
+                record = replace(record, optimizer=numbers[record.optimizer])
+                counts[record.optimizer] += 1
+            elif isinstance(record, Forward):
+                record = replace(record, step=max(counts.values(), default=0) + 1)
+            records.append(record)
+        return Rank(tuple(records))
 
     @property
     def training_loops(self) -> list[Loop]:
@@ -209,6 +236,17 @@ class Runs:
     together: Run
     script: Path | None = None
     """Path of the script, whose text tells some checks more."""
+
+    def __post_init__(self) -> None:
+        """Leave out optimizers that not all ranks have, such as one of rank 0 for a figure in its log."""
+        runs = [run for run in (self.together, self.alone) if run]
+        ranks = [rank.optimizers for run in runs for rank in run.ranks if rank.optimizers]
+        common = [key for key in ranks[0] if all(key in one for one in ranks)] if ranks else []
+        if common and len({len(one) for one in ranks}) > 1:
+            for name in ("alone", "together"):
+                if run := getattr(self, name):
+                    own = tuple(rank.with_optimizers(common) for rank in run.ranks)
+                    object.__setattr__(self, name, replace(run, ranks=own))
 
     @property
     def first_loop_alone(self) -> list[Loop]:

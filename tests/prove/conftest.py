@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prove_corpus import SCRIPTS, launcher_of
+from requirements import need_packages
+from warm_scripts import WarmScript, servers
 
 from allstep.commands.prove.launching import ITSELF, Script
 from allstep.commands.prove.runs import Run
 
 NUM_STEPS = 4
+_PACKAGES = {"ddp_accelerated": ["accelerate"], "ddp_lightning": ["lightning"]}
+"""Optional packages that scripts of the corpus need."""
+_LAUNCHED = ("ddp_imagenet", "ddp_lightning")
+"""Scripts whose ranks start by their launcher; those of the others are forks of a process with the frameworks."""
 
 
 @pytest.fixture(scope="session")
-def observe(tmp_path_factory) -> Callable[[Path, str, int], Run]:
-    """Return a function that observes a script, of a family of the corpus, in an empty folder."""
+def observe(tmp_path_factory) -> Iterator[Callable[[Path, str, int], Run]]:
+    """Yield a function that observes a script, of a family of the corpus, in an empty folder."""
 
     def run(path: Path, family: str, num_ranks: int) -> Run:
+        need_packages(*_PACKAGES.get(family, ()))
+        is_launched = family in _LAUNCHED or "Adasum" in path.read_text()  # Adasum needs MPI
+        kind = Script if is_launched else WarmScript
         before = os.getcwd()
         os.chdir(tmp_path_factory.mktemp("prove"))
         try:
-            return Script(path, (), launcher_of(family), NUM_STEPS, 300).observe(num_ranks)
+            return kind(path, (), launcher_of(family), NUM_STEPS, 300).observe(num_ranks)
         finally:
             os.chdir(before)
 
-    return run
+    with servers():
+        yield run
 
 
 @pytest.fixture(scope="session")

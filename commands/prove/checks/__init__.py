@@ -8,6 +8,8 @@ from allstep.commands.prove.checks import cooperation, gradients, outputs, rando
 from allstep.commands.prove.findings import Finding
 from allstep.commands.prove.runs import Runs
 
+_OTHER_STEPS = ("steps-skipped", "line-search-alone")
+"""Findings that ranks take different steps, whose gradients and collectives then do not fit."""
 _MOVE_WEIGHTS = (
     "weights-differ",
     "optimizer-state-differs",
@@ -15,7 +17,7 @@ _MOVE_WEIGHTS = (
     "gradients-partly-averaged",
     "clipped-before-average",
     "learning-rate-differs",
-    "steps-skipped",
+    *_OTHER_STEPS,
 )
 """Findings that explain why weights diverge."""
 
@@ -25,14 +27,17 @@ def findings(runs: Runs) -> list[Finding]:
     if alone := [*cooperation.check_world(runs)]:
         return alone
     found = [*weights.check(runs), *cooperation.check_steps(runs)]
-    if not any(one.name == "steps-skipped" for one in found):
+    takes_same_steps = not any(one.name in _OTHER_STEPS for one in found)
+    if takes_same_steps:
         found += gradients.check(runs)
     found += rates.check(runs)
     if not any(one.name in _MOVE_WEIGHTS for one in found):
         found += weights.check_later(runs)
     for check in (samples.check, randomness.check, outputs.check, cooperation.check_devices):
         found += check(runs)
-    if not any(one.name in ("uneven-batches", "steps-skipped") for one in found):
+    if any(one.name == "weights-differ" for one in found):
+        found = [one for one in found if one.name != "buffers-differ"]
+    if takes_same_steps and not any(one.name == "uneven-batches" for one in found):
         found += cooperation.check_collectives(runs)
     return found
 
@@ -42,4 +47,8 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
     if any(one.name in ("ranks-alone", "replicas-idle", "same-samples") for one in found):
         return []
     verdict = sharing.judge(runs)
-    return [*([verdict] if isinstance(verdict, str) else []), *randomness.may_be_same(runs)]
+    names = {one.name for one in found}
+    lines = [verdict] if isinstance(verdict, str) else []
+    if not names & {"uneven-batches", "collective-left-out", *_OTHER_STEPS}:
+        lines += cooperation.may_be_uneven(runs.together)
+    return [*lines, *randomness.may_be_wrong(runs, names)]

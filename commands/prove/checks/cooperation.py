@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 
-from allstep.commands.prove.findings import Finding, ranks
+from allstep.commands.prove.checks.gradients import unequal
+from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import HostCopy, Step, World, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
@@ -38,6 +40,28 @@ def check_world(runs: Runs) -> Iterator[Finding]:
 
 
 def check_steps(runs: Runs) -> Iterator[Finding]:
+    """Find what makes ranks take different steps: skipped ones, or line searches that each rank does for itself."""
+    yield from _line_searches(runs.together)
+    yield from _skipped(runs)
+
+
+def _line_searches(run: Run) -> Iterator[Finding]:
+    """Compare the losses by which line searches decide, if gradients are averaged."""
+    for steps in run.steps():
+        losses = [step.closure_loss for step in steps if step.closure_loss is not None]
+        if not losses or not steps[0].wrapper or all(math.isclose(losses[0], one, rel_tol=1e-5) for one in losses):
+            continue
+        yield Finding(
+            "line-search-alone",
+            "each rank searches along the line by the loss of its own samples, and so goes another way than others",
+            f"in step {steps[0].number}, closures returned {listed([f'{one:.6g}' for one in losses])}",
+            "return the mean loss of all ranks from the closure: all-reduce it after backward",
+            steps[0].line,
+        )
+        return
+
+
+def _skipped(runs: Runs) -> Iterator[Finding]:
     """Find a rank that reads batches without a step where others step, after which averages mix different batches.
 
     Other numbers of batches in most steps are an accumulation that the rank decides on.
@@ -45,7 +69,7 @@ def check_steps(runs: Runs) -> Iterator[Finding]:
     numbers = [_batches_of_steps(rank) for rank in runs.together.ranks]
     counts = Counter(count for own in numbers for count in own)
     usual = max(counts, key=counts.__getitem__, default=0)
-    if not usual or counts[usual] < _MOST_STEPS * counts.total():
+    if not usual or (counts[usual] < _MOST_STEPS * counts.total() and not _mixes_averages(runs.together)):
         return
     for index, together in enumerate(zip(*numbers, strict=False)):
         more = [rank for rank, count in enumerate(together) if count > usual and count % usual == 0]
@@ -61,6 +85,12 @@ def check_steps(runs: Runs) -> Iterator[Finding]:
             return
 
 
+def _mixes_averages(run: Run) -> bool:
+    """Return whether ranks apply different gradients, although nothing keeps a wrapper from averaging them."""
+    step = (unequal(run, 1) or [[None]])[0][0]
+    return bool(step and step.wrapper and not step.num_unwrapped and not step.bypass)
+
+
 def _batches_of_steps(rank: Rank) -> list[int]:
     """Return how many batches the rank has read for each step of its first training loop."""
     first = next((loop.number for loop in rank.training_loops), None)
@@ -72,6 +102,26 @@ def _batches_of_steps(rank: Rank) -> list[int]:
             numbers.append(count)
             count = 0
     return numbers
+
+
+def may_be_uneven(run: Run) -> Iterator[str]:
+    """Yield a training loop that ranks leave after different numbers of batches, if nothing shows a fault."""
+    for together in zip(*(rank.training_loops for rank in run.ranks), strict=False):
+        ends = [_batches_until_next_loop(rank, loop.number) for rank, loop in zip(run.ranks, together, strict=True)]
+        numbers = [number for number, _ in ends]
+        if any(has_left and number < max(numbers) for number, has_left in ends) and not any(r.joins for r in run.ranks):
+            yield (
+                f"ranks begin another epoch after {listed(sorted({n for n, has_left in ends if has_left}))} batches "
+                f"({together[0].line}), while others have had {max(numbers)}; right where loaders start over for ever, "
+                "else: give all ranks the same number of batches"
+            )
+            return
+
+
+def _batches_until_next_loop(rank: Rank, loop: int) -> tuple[int, bool]:
+    """Return how many batches a loop has had, and whether the rank has begun another training loop since."""
+    later = any(one.number > loop for one in rank.training_loops)
+    return sum(one.loop == loop for one in rank.all(Yielded)), later
 
 
 def check_collectives(runs: Runs) -> Iterator[Finding]:
@@ -115,16 +165,19 @@ def check_devices(runs: Runs) -> Iterator[Finding]:
     rank = run.ranks[0]
     yield from _copies(rank)
     ddp = next((one for one in rank.all(Wrapped) if one.finds_unused), None)
-    if ddp and (step := next(iter(rank.steps()), None)) and all(one.local for one in step.gradients):
-        every = {one.name for one in step.gradients} == set(step.weights)
-        if every:
-            yield Finding(
-                "unused-parameters-searched",
-                "DistributedDataParallel looks for unused parameters in every step, and there are none",
-                f"all {len(step.weights)} weights had a gradient in step {step.number}",
-                "leave find_unused_parameters=True out",
-                ddp.line,
-            )
+    if ddp and run.num_optimizers == 1 and all(map(_uses_all, rank.steps())):
+        yield Finding(
+            "unused-parameters-searched",
+            "DistributedDataParallel looks for unused parameters in every step, and there are none",
+            f"all {len(first[0].weights)} weights had a gradient in {len(rank.steps())} steps",
+            "leave find_unused_parameters=True out",
+            ddp.line,
+        )
+
+
+def _uses_all(step: Step) -> bool:
+    """Return whether all weights of a step have gradients from backward."""
+    return {one.name for one in step.gradients if one.local} >= {*step.weights}
 
 
 def _copies(rank: Rank) -> Iterator[Finding]:

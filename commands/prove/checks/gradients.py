@@ -40,10 +40,9 @@ def check(runs: Runs) -> Iterator[Finding]:
         yield finding
         return
     for optimizer in range(1, run.num_optimizers + 1):
-        unequal = _unequal(run, optimizer)
-        if unequal:
+        if apart := unequal(run, optimizer):
             if not _averages_weights(run, optimizer):
-                yield _not_averaged(run, *unequal)
+                yield _not_averaged(run, *apart)
         elif run.num_ranks > 1:
             yield from _wrong_factor(runs, optimizer)
 
@@ -71,8 +70,9 @@ def _changed_early(run: Run) -> Finding | None:
                 continue
             before, after = np.subtract(first.local, other.local), np.subtract(first.sent, other.sent)
             size = float(before @ before)
-            rest = after - (float(after @ before) / size if size else 0.0) * before
-            scale = max(np.abs(first.sent).max(), np.abs(other.sent).max(), np.abs(first.local).max())
+            slope = float(after @ before) / size if size else 0.0
+            rest = after - slope * before
+            scale = max(np.abs(first.sent).max(), np.abs(other.sent).max(), abs(slope) * np.abs(first.local).max())
             if np.linalg.norm(rest) > max(_NEAR * np.linalg.norm(after), 10 * _SAME * scale):
                 return Finding(
                     "clipped-before-average",
@@ -93,7 +93,7 @@ def _averages_weights(run: Run, optimizer: int) -> bool:
     return rejoins(run, optimizer) or (has_weights and not any(map(differing, weights)))
 
 
-def _unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
+def unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
     """Return the first step whose applied gradients differ between ranks, and the names of these gradients."""
     for steps in run.steps(optimizer):
         applied = [{one.name: one.applied for one in step.gradients} for step in steps]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Forward, Yielded
+from allstep.commands.prove.records import RUNNING, Forward, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -24,8 +24,18 @@ def check(runs: Runs) -> Iterator[Finding]:
             _script_randomness(run.library),
             forward.line,
         )
+    for line, names in _buffers_apart(run, are_constant=True).items():
+        yield Finding(
+            "buffers-differ",
+            "ranks have different constants in their models: buffers or frozen weights, which no step changes",
+            f"in the first steps, {listed(names)} have other values on other ranks",
+            "before the first step, send rank 0's to all: hvd.broadcast_parameters(model.state_dict(), root_rank=0), "
+            "in Keras hvd.broadcast_variables(model.weights, root_rank=0); else dist.broadcast(buffer, src=0)",
+            line,
+        )
     for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
-        if names := differing([forward.batch_norm for forward in together]):
+        own = [{name: one for name, one in call.buffers.items() if name.endswith(RUNNING)} for call in together]
+        if names := differing(own):
             yield Finding(
                 "batch-norm-parts",
                 "each rank has running statistics of its own samples: their validation is of different models, and the "
@@ -38,13 +48,19 @@ def check(runs: Runs) -> Iterator[Finding]:
             break
 
 
-def may_be_same(runs: Runs) -> Iterator[str]:
-    """Yield what draws the same random numbers on all ranks where a library seeds them so, or little depends on it."""
+def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
+    """Yield what is the same on all ranks, or differs, where a library or the script may mean it, by no finding yet."""
     run = runs.together
     if run.num_ranks == 1:
         return
     if (same := _same_draws(run)) and same[0].by_library:
         yield f"{same[1]} ({same[0].line}); right where a library seeds all ranks alike, else: torch.manual_seed(rank)"
+    explained = {"batch-norm-parts", "buffers-differ", "weights-differ"} & {*found}
+    for line, names in () if explained else _buffers_apart(run, are_constant=False).items():
+        yield (
+            f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
+            "its own, else: send rank 0's to all, average them, or use SyncBatchNorm"
+        )
     states = [_states_of_batches(rank) for rank in run.ranks[:2]]
     if any(one and one == other for own in zip(*states, strict=False) for one, other in zip(*own, strict=False)):
         line = run.ranks[0].training_loops[0].line
@@ -63,6 +79,26 @@ def _same_draws(run: Run) -> tuple[Forward, str] | None:
             evidence = f"in step {together[0].step}, {ranks(same)} had the same random state, of which the model drew"
             return together[0], evidence
     return None
+
+
+def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
+    """Return the buffers that differ between ranks in training, by the line of a model's call.
+
+    Args:
+        are_constant: return those that no call changes and ranks are to have alike; else the others.
+    """
+    found: dict[str, list[str]] = {}
+    begin = 2 if run.library == "horovod.tensorflow" else 1  # Keras' callbacks broadcast after the first step
+    calls = [[one for one in rank.forwards(training=True) if one.buffers and one.step >= begin] for rank in run.ranks]
+    is_asked_for = any(one.keeps_buffers for rank in run.ranks for one in rank.all(Wrapped))
+    for line in dict.fromkeys(one.line for one in calls[0]):
+        own = [[one.buffers for one in calls_of_rank if one.line == line] for calls_of_rank in calls]
+        for name in own[0][0] if all(own) else ():
+            digests = [[one.get(name) for one in buffers] for buffers in own]
+            is_constant = all(len(one) > 1 and len({*one}) == 1 for one in digests) and not is_asked_for
+            if is_constant == are_constant and all(len({*one}) > 1 for one in zip(*digests, strict=False)):
+                found.setdefault(line, []).append(name)
+    return found
 
 
 def _states_of_batches(rank: Rank) -> list[tuple[str, ...]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from allstep.commands.prove.checks.samples import global_batch
+from allstep.commands.prove.checks.samples import global_batches
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.records import Step
 from allstep.commands.prove.runs import Run, Runs
@@ -24,7 +24,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     if runs.alone is None or runs.together.uses_adasum:  # Adasum needs no scaling
         return
     alone, together = _steps(runs.alone), _steps(runs.together)
-    batch_alone, batch_together = global_batch(runs.alone), global_batch(runs.together)
+    batch_alone, batch_together = global_batches(runs)
     if not (alone and together and batch_alone and batch_together and alone[0].learning_rates[:1]):
         return
     rate, scaled = alone[0].learning_rates[0], together[0].learning_rates[0]

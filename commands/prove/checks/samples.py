@@ -180,7 +180,7 @@ def _undivided(runs: Runs) -> Finding | None:
     if runs.together.library != "horovod.tensorflow" or not alone or not all(together):
         return None
     first, lengths = together[0][0], {loop.num_batches for [loop] in together} | {alone[0].num_batches}
-    sizes = [global_batch(run) for run in (runs.alone, runs.together) if run]
+    sizes = global_batches(runs)
     if not first.may_end_early or None in lengths or len(lengths) > 1 or sizes[1] < 1.5 * sizes[0] or not sizes[0]:
         return None
     return Finding(
@@ -193,6 +193,15 @@ def _undivided(runs: Runs) -> Finding | None:
     )
 
 
-def global_batch(run: Run) -> int:
-    """Return the number of samples in the first step over all ranks."""
-    return sum(len(batches(rank.forwards(training=True)).get(1, ())) for rank in run.ranks)
+def global_batches(runs: Runs) -> tuple[int, int]:
+    """Return the samples in the first step of one rank, and of several, in lines where each of these calls a model."""
+    lines = _sites(runs.together)
+    alone, together = [
+        sum(len(one.rows) for rank in run.ranks for one in rank.forwards(training=True) if _is_first(one, lines))
+        for run in (runs.alone or runs.together, runs.together)
+    ]
+    return alone, together
+
+
+def _is_first(call: Forward, lines: Collection[str]) -> bool:
+    return call.step == 1 and call.line in lines

@@ -14,6 +14,7 @@ from horovod.tensorflow import mpi_ops
 
 from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace_everywhere
+from allstep.commands.prove.observer.tf_distribute import sent
 from allstep.commands.prove.records import JOIN, Collective, World, Wrapped
 
 _COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "broadcast_", JOIN)
@@ -28,6 +29,8 @@ def install(observer: Observer) -> None:
     def observe_collective(kind: str) -> Observation:
         def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             line = observer.line()
+            if "allreduce" in kind and args:
+                sent.extend(args[0] if isinstance(args[0], (list, tuple)) else [args[0]])
             operation = "adasum" if kwargs.get("op") == hvd.Adasum else ""
             if operation and not tf.executing_eagerly():
                 observer.write(Wrapped("Adasum in a graph", line, operation))

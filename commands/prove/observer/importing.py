@@ -29,7 +29,7 @@ def install(observer: Observer) -> None:
     def hook_of(name: str) -> Callable[[Any], None]:
         return lambda _: importlib.import_module(_OBSERVERS[name]).install(observer)
 
-    sys.meta_path.insert(0, _Finder({name: observer.quiet(name, hook_of(name)) for name in _OBSERVERS}))
+    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS})
 
 
 def hook_modules(observer: Observer, hooks: dict[str, Callable[[Any], None]]) -> None:

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from allstep.commands.prove.observer.keras_values import call_with, native, some_values
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
-from allstep.commands.prove.observer.tf_distribute import current_replica
+from allstep.commands.prove.observer.tf_distribute import current_replica, sent
 from allstep.commands.prove.observer.values import digest, finite, projections
-from allstep.commands.prove.records import Gradient, Step
+from allstep.commands.prove.records import Gradient, Sent, Step
 
 
 class Gradients:
@@ -32,6 +32,7 @@ class Gradients:
 
     def note_local(self, loss: Any, variables: Any, gradients: Any) -> None:
         """Keep the gradients of a tape until an optimizer applies them."""
+        sent.clear()
         pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(gradients), strict=False)
         local = {id(native(variable)): gradient for variable, gradient in pairs}
         self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), local
@@ -46,6 +47,7 @@ class Gradients:
         loss = loss if _is_usable(loss) else None
         local = [made.get(id(native(variable))) for variable in variables]
         has_local = all(one is not None and _is_usable(one) for one in local)
+        self._note_sent(made)
         tensors = [
             tf.constant(math.nan) if loss is None or loss.shape.num_elements() != 1 else tf.reshape(loss, []),
             tf.convert_to_tensor(optimizer.learning_rate),
@@ -55,6 +57,7 @@ class Gradients:
         ]
         order, line, kind = id(optimizer), self._observer.line_of_main(), type(optimizer).__name__
         counts = self._num_steps[replica]
+        num_values = sum(math.prod(variable.shape) for variable in variables)
 
         def write(loss: Any, rate: Any, *arrays: Any) -> None:
             size = len(names)
@@ -80,11 +83,29 @@ class Gradients:
                 line=line,
             )
             self._observer.write(step, replica)
-            if self._observer.progress.end_step(replica, step.optimizer) and not self._observer.is_in_fit:
+            is_enough = self._observer.progress.end_step(replica, step.optimizer, num_values)
+            if is_enough and not self._observer.is_in_fit:
                 self._observer.end("steps")
                 os._exit(0)  # an exception raised here would not reach the script
 
         call_with(self._observer.quiet("steps of optimizers", write), tensors)
+
+    def _note_sent(self, made: dict[int, Any]) -> None:
+        """Make the step record the gradients that Horovod was given, if the script had changed any of a tape's."""
+        local = [one for one in made.values() if tf.is_tensor(one) and _is_usable(one)]
+        changed = [pair for pair in zip(local, sent, strict=False) if pair[0] is not pair[1]]
+        is_known = [one.shape for one in local] == [one.shape for one in sent] and all(map(_is_usable, sent))
+        sent.clear()
+        if not changed or not is_known:
+            return
+        line = self._observer.line_of_main()
+
+        def write(*arrays: Any) -> None:
+            for index, (before, after) in enumerate(zip(arrays[::2], arrays[1::2], strict=True)):
+                self._observer.write(Sent(f"weight {index}", projections(before), projections(after), line))
+
+        values = [some_values(one) for pair in changed for one in pair]
+        call_with(self._observer.quiet("changes of gradients before they are averaged", write), values)
 
 
 def _is_usable(tensor: Any) -> bool:

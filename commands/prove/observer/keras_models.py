@@ -16,10 +16,13 @@ from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.tf_distribute import current_replica
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import Forward
+from allstep.commands.prove.records import RUNNING, Forward
 
 # Steps in which fit, evaluate and predict call a model, and whether it trains there; predictions are not checked.
 _STEPS = {"train": True, "test": False, "predict": None}
+
+_MOVING = ("/moving_mean", "/moving_variance")
+"""Ends of the paths of running statistics."""
 
 
 class Models:
@@ -102,7 +105,7 @@ class Models:
                 is_training=is_training,
                 rows=self._rows(inputs, (line, id(model), replica, is_training)),
                 random_state="".join(map(digest, states)) or None,
-                batch_norm={f"running statistics {i}": digest(one) for i, one in enumerate(statistics)},
+                buffers={name: digest(one) for name, one in zip(buffers, statistics, strict=True)},
                 bypasses=None,
                 line=line,
                 callers=callers,
@@ -113,10 +116,10 @@ class Models:
         # Keras gives the replicas of a strategy the same random state, and averages their statistics on reading.
         has_no_strategy = not tf.distribute.has_strategy()
         states = _random_states(model) if is_training and has_no_strategy else []
-        statistics = _running_statistics(model) if not is_training and has_no_strategy else []
+        buffers = dict(_buffers(model, is_training)) if has_no_strategy else {}
         flat = tf.nest.flatten(data, expand_composites=True)
         inputs = [one for one in flat if tf.is_tensor(one) and one.dtype not in (tf.resource, tf.variant)]
-        tensors = [len(inputs), len(states), *inputs, *states, *statistics]
+        tensors = [len(inputs), len(states), *inputs, *states, *buffers.values()]
         call_with(observer.quiet("calls of models", write), tensors)
 
 
@@ -152,6 +155,9 @@ def _random_states(model: keras.Model) -> Sequence[tf.Tensor]:
     return [some_values(generator.state) for generator in generators]
 
 
-def _running_statistics(model: keras.Model) -> Sequence[tf.Tensor]:
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
-    return [some_values(one) for layer in layers for one in (layer.moving_mean, layer.moving_variance)]
+def _buffers(model: keras.Model, is_training: bool) -> Iterator[tuple[str, tf.Tensor]]:
+    """Yield the running statistics of a model in evaluation, and what else it does not train in training."""
+    for index, one in enumerate(model.non_trainable_variables):
+        is_running = one.path.endswith(_MOVING)
+        if one.dtype.startswith(("float", "bfloat")) and is_running != is_training:
+            yield f"{one.path} {RUNNING[0] if is_running else index}", some_values(one)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 _FIRST = 3
 """Length of the first epoch as a multiple of the others', so that a short epoch is seen to its end."""
@@ -15,10 +15,11 @@ class Progress:
 
     def __init__(self, num_steps: int) -> None:
         self._limit = num_steps
-        self._num_steps: Counter[tuple[int, int]] = Counter()  # by replica and optimizer
+        self._num_steps: dict[int, Counter[int]] = defaultdict(Counter)  # by replica and optimizer
+        self._sizes: Counter[int] = Counter()  # of optimizers
         self._open: list[int] = []
         self._training: list[int] = []  # loops with backward passes, in order
-        self._steps_of_loop: Counter[int] = Counter()
+        self._steps_of_loop: dict[int, Counter[int]] = defaultdict(Counter)  # by loop and optimizer
         self._accumulating: set[int] = set()
 
     @property
@@ -43,22 +44,24 @@ class Progress:
         self._accumulating.update(self._open)
         self._training += [loop for loop in self._open if loop not in self._training]
 
-    def end_step(self, replica: int, optimizer: int) -> bool:
-        """Count a step of an optimizer, and return whether enough was observed."""
-        self._num_steps[replica, optimizer] += 1
+    def end_step(self, replica: int, optimizer: int, size: int = 0) -> bool:
+        """Count a step of an optimizer of `size` values, and return whether enough was observed.
+
+        The largest optimizer decides, since all ranks have it, while some may have small ones for themselves.
+        """
+        self._num_steps[replica][optimizer] += 1
         if replica:
             return False
+        self._sizes[optimizer] = max(size, self._sizes[optimizer])
         self.note_backward()  # Keras' gradients are not noted
         self._accumulating.clear()
-        if optimizer == self._main_optimizer:
-            self._steps_of_loop.update(self._open)
+        for loop in self._open:
+            self._steps_of_loop[loop][optimizer] += 1
         return self.is_enough
 
-    @property
-    def _main_optimizer(self) -> int:
-        """Number of the optimizer that has stepped most often."""
-        own = {optimizer: count for (replica, optimizer), count in self._num_steps.items() if not replica}
-        return max(own, key=own.__getitem__, default=0)
+    def _main(self, counts: Counter[int]) -> int:
+        """Return the number of the main optimizer of those with these numbers of steps: the largest, or most used."""
+        return max(counts, key=lambda one: (self._sizes[one], counts[one]), default=0)
 
     @property
     def num_steps(self) -> int:
@@ -66,8 +69,9 @@ class Progress:
         return self.num_steps_of(0)
 
     def num_steps_of(self, replica: int) -> int:
-        """Return the number of steps of a replica, by its optimizer that steps most often."""
-        return max((count for (own, _), count in self._num_steps.items() if own == replica), default=0)
+        """Return the number of steps of a replica."""
+        counts = self._num_steps[replica]
+        return counts[self._main(counts)]
 
     @property
     def is_enough(self) -> bool:
@@ -79,7 +83,8 @@ class Progress:
         if loop in self._accumulating:
             return False
         if loop in self._training:
-            return self._steps_of_loop[loop] >= self.max_steps(loop)
+            counts = self._steps_of_loop[loop]
+            return counts[self._main(counts)] >= self.max_steps(loop)
         return num_batches >= (1 if len(self._training) > 2 else self._limit)
 
     def max_steps(self, loop: int) -> int:

@@ -65,7 +65,15 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
     def note_ddp(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> None:
         line = observer.line()
         wrappers.cover_by_ddp(wrapper, line)
-        observer.write(Wrapped("DistributedDataParallel", line, finds_unused=wrapper.find_unused_parameters))
+        keeps_buffers = not wrapper.broadcast_buffers
+        observer.write(
+            Wrapped(
+                "DistributedDataParallel",
+                line,
+                finds_unused=wrapper.find_unused_parameters,
+                keeps_buffers=keeps_buffers,
+            )
+        )
 
     def observe_forward(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
         wrappers.note_forward(wrapper)

@@ -49,6 +49,8 @@ class Loaders:
             num_workers=loader.num_workers,
         )
         self._last_loop = loop.number
+        if (persistent := getattr(loader, "_iterator", None)) is not None:
+            vars(persistent)[_LOOP] = loop.number  # its workers get their first indices before it is returned
         if self._observer.progress.first_training_loop is None:
             self._data_of_loop[loop.number] = loader.dataset
         iterator = yield

@@ -12,11 +12,14 @@ import torch
 
 from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace
-from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of
+from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, some_bytes
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import Forward, HostCopy
+from allstep.commands.prove.records import RUNNING, Forward, HostCopy
+
+_FIRST_CALLS = 3
+"""Calls of a model after which its buffers are recorded."""
 
 
 class Models:
@@ -28,6 +31,7 @@ class Models:
         self._depth = threading.local()
         self._called: list[torch.nn.Module] = []
         self._caller = ""  # file that calls the outermost model
+        self._num_calls: dict[int, int] = {}  # by model
         self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).rows, ())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
@@ -73,7 +77,7 @@ class Models:
                 is_training=torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(outputs)),
                 rows=rows,
                 random_state=before if _random_state() != before else None,
-                batch_norm={} if module.training else dict(self._running_statistics(module)),
+                buffers=dict(self._buffers(module)),
                 bypasses="DistributedDataParallel" if self._wrappers.is_inner(module) else None,
                 line=line,
                 callers=observer.callers(),
@@ -82,11 +86,19 @@ class Models:
             )
         )
 
-    def _running_statistics(self, module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-        digest_of = self._observer.quiet("running statistics", lambda buffer: digest(bytes_of(buffer)), "")
-        for name, buffer in module.named_buffers():
-            if name.rpartition(".")[2] in ("running_mean", "running_var"):
-                yield name.removeprefix("module."), digest_of(buffer)
+    def _buffers(self, module: torch.nn.Module) -> Iterator[tuple[str, str]]:
+        """Yield digests of running statistics in evaluation, and of all that is not trained in the first calls."""
+        digest_of = self._observer.quiet("buffers of models", lambda values: digest(some_bytes(values)), "")
+        number = self._num_calls[id(module)] = self._num_calls.get(id(module), 0) + 1
+        named = dict(module.named_buffers())
+        if number > _FIRST_CALLS:
+            named = {} if module.training else {name: one for name, one in named.items() if name.endswith(RUNNING)}
+        elif module.training:
+            named |= {name: one for name, one in module.named_parameters() if not one.requires_grad}
+            named = {name: one for name, one in named.items() if not self._wrappers.is_kept_alike(one)}
+        for name, values in named.items():
+            if values.is_floating_point():
+                yield name.removeprefix("module."), digest_of(values)
 
 
 def install(observer: Observer, wrappers: Wrappers) -> Models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace as replace_field
 from typing import Any
 
 import torch
@@ -141,19 +142,22 @@ class Optimizers:
                 if handle is not None:
                     yield parameter
 
-    def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         """Prepare the record of a step. If a wrapper's step calls its optimizer's, the last call counts.
 
         ZeroRedundancyOptimizer counts itself, since the optimizer in it has a share of the weights.
         """
         if vars(optimizer).get(IS_PARTIAL) or self._outer is not None:
-            return
-        self._outer = optimizer if _is_zero_redundancy(optimizer) else None
-        number = self._num_steps.get(id(optimizer), 0) + 1
-        order = [*self._num_steps, id(optimizer)]
+            return None
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         whole = [one for one in parameters if not self._is_sharded(one)]
         sharded = [self._name(one) for one in parameters if self._is_sharded(one)]
+        has_closure = any(map(callable, (*args, *kwargs.values())))
+        if not (sharded or has_closure or any(id(one) in self._local or _has_gradient(one) for one in whole)):
+            return None  # it only makes slots, as Horovod's broadcast does on ranks without a checkpoint
+        self._outer = optimizer if _is_zero_redundancy(optimizer) else None
+        number = self._num_steps.get(id(optimizer), 0) + 1
+        order = [*self._num_steps, id(optimizer)]
         if sharded:
             self._observer.note_unseen("sharded weights, gradients and states", "each rank has a shard")
         before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, whose ranks have already stepped
@@ -177,6 +181,24 @@ class Optimizers:
             bypass=self._wrappers.bypass_of(parameters),
             sharded=tuple(sharded),
         )
+        if has_closure and optimizer.param_groups[0].get("line_search_fn"):
+            return tuple(self._noting_loss(one) for one in args), {k: self._noting_loss(v) for k, v in kwargs.items()}
+        return None
+
+    def _noting_loss(self, closure: Any) -> Any:
+        """Return a closure that also notes the first loss that it returns in a step, if it is a closure."""
+        note = self._observer.quiet("losses of closures", self._note_closure)
+
+        def observed() -> Any:
+            loss = closure()
+            note(loss)
+            return loss
+
+        return observed if callable(closure) else closure
+
+    def _note_closure(self, loss: Any) -> None:
+        if self._pending and self._pending.closure_loss is None:
+            self._pending = replace_field(self._pending, closure_loss=finite(float(loss)))
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Write the record of the step, once."""
@@ -190,7 +212,8 @@ class Optimizers:
             for parameter in group["params"]:
                 self._local.pop(id(parameter), None)
         self._observer.write(step)
-        if self._observer.progress.end_step(0, step.optimizer):
+        size = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
+        if self._observer.progress.end_step(0, step.optimizer, size):
             self._observer.stop()
 
     def _is_sharded(self, parameter: torch.Tensor) -> bool:
@@ -220,8 +243,9 @@ class Optimizers:
         if id(parameter) not in self._names:
             name = self._models.name_of(parameter)
             own = list(self._hooked)
-            number = own.index(id(parameter)) if id(parameter) in own else len(self._names)
-            self._names[id(parameter)] = name or f"parameter {number}"
+            if name is None:  # the model has not been called yet
+                return f"parameter {own.index(id(parameter)) if id(parameter) in own else len(own)}"
+            self._names[id(parameter)] = name
         return self._names[id(parameter)]
 
     def _slots(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
@@ -276,6 +300,10 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
 
 def _is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, getattr(sys.modules.get(_ZERO), "ZeroRedundancyOptimizer", ()))
+
+
+def _has_gradient(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and not is_zero(parameter.grad)
 
 
 def _device(parameter: torch.Tensor | None) -> str:

@@ -17,6 +17,7 @@ class Wrappers:
         self._ddp: dict[int, weakref.ref[DistributedDataParallel]] = {}  # by parameter
         self._synchronizes: dict[int, bool] = {}  # by DDP that has been called since the last step
         self._sharded: set[int] = set()
+        self._sent_buffers: set[int] = set()
         self._inner: list[torch.nn.Module] = []
 
     def cover(self, parameters: Iterable[torch.Tensor], line: str) -> None:
@@ -28,6 +29,8 @@ class Wrappers:
         self.cover(wrapper.parameters(), line)
         self._ddp.update((id(parameter), weakref.ref(wrapper)) for parameter in wrapper.parameters())
         self._inner.append(wrapper.module)
+        if wrapper.broadcast_buffers:
+            self._sent_buffers.update(map(id, wrapper.buffers()))
 
     def shard(self, parameters: Iterable[torch.Tensor]) -> None:
         """Note that each rank has a shard of these parameters."""
@@ -36,6 +39,10 @@ class Wrappers:
     def is_sharded(self, parameter: torch.Tensor) -> bool:
         """Return whether FSDP shards a parameter."""
         return id(parameter) in self._sharded
+
+    def is_kept_alike(self, tensor: torch.Tensor) -> bool:
+        """Return whether ranks have shards of a tensor, or DistributedDataParallel sends rank 0's in each call."""
+        return id(tensor) in self._sharded or id(tensor) in self._sent_buffers
 
     def note_forward(self, wrapper: DistributedDataParallel) -> None:
         """Note that DistributedDataParallel is called, and whether it will average."""

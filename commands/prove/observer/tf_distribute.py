@@ -14,6 +14,9 @@ from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.records import World
 
+sent: list[tf.Tensor] = []
+"""Tensors that were given to Horovod to be reduced since a tape has computed gradients."""
+
 
 def install(observer: Observer) -> None:
     """Hook tensorflow, which has been imported, and make a given number of devices visible to the script."""
