@@ -239,14 +239,13 @@ class Runs:
 
     def __post_init__(self) -> None:
         """Leave out optimizers that not all ranks have, such as one of rank 0 for a figure in its log."""
-        runs = [run for run in (self.together, self.alone) if run]
-        ranks = [rank.optimizers for run in runs for rank in run.ranks if rank.optimizers]
+        ranks = [rank.optimizers for rank in self.together.ranks if rank.optimizers]
         common = [key for key in ranks[0] if all(key in one for one in ranks)] if ranks else []
-        if common and len({len(one) for one in ranks}) > 1:
-            for name in ("alone", "together"):
-                if run := getattr(self, name):
-                    own = tuple(rank.with_optimizers(common) for rank in run.ranks)
-                    object.__setattr__(self, name, replace(run, ranks=own))
+        for name in ("alone", "together") if common and len({len(one) for one in ranks}) > 1 else ():
+            run = getattr(self, name)
+            if run and all(key in rank.optimizers for rank in run.ranks for key in common):
+                own = tuple(rank.with_optimizers(common) for rank in run.ranks)
+                object.__setattr__(self, name, replace(run, ranks=own))
 
     @property
     def first_loop_alone(self) -> list[Loop]:

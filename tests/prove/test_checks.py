@@ -379,3 +379,49 @@ def test_advice_for_gradients_that_are_not_averaged(step, expected):
     [finding] = findings(Runs(ALONE, replace(apart, ranks=tuple(ranks))))
     assert finding.name == "gradients-not-averaged"
     assert expected in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("digests", "keeps_buffers", "found", "num_perhaps"),
+    [
+        ((("a", "a"), ("a", "a")), False, [], 0),
+        ((("a", "a"), ("b", "b")), False, ["buffers-differ"], 0),
+        ((("a", "a"), ("b", "b")), True, [], 1),  # the script asks DDP not to send them
+        ((("a", "c"), ("b", "d")), False, [], 1),  # running statistics, or a memory bank of each rank
+        ((("a", "c"), ("b", "c")), False, [], 0),  # they are averaged, or sent
+    ],
+)
+def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps):
+    ranks = []
+    for rank, own in zip(run().ranks, digests, strict=True):
+        values = iter((*own, None))
+        records = [
+            replace(one, buffers={"mean": value}) if isinstance(one, Forward) and (value := next(values)) else one
+            for one in rank.records
+        ]
+        ranks.append(Rank((Wrapped("DistributedDataParallel", "", keeps_buffers=keeps_buffers), *records)))
+    together = replace(run(), ranks=tuple(ranks))
+    assert names(together) == found
+    assert len(perhaps(Runs(ALONE, together), findings(Runs(ALONE, together)))) == num_perhaps
+
+
+def test_an_optimizer_of_one_rank_is_left_out():
+    """Rank 0 trains a probe between its steps, before and after them."""
+    first, second = run().ranks
+    records: list[object] = []
+    for record in first.records:
+        if isinstance(record, Step):
+            records.append(replace(record, optimizer=1, number=record.number, line="train.py:20", kind="Adam"))
+            record = replace(record, optimizer=2)
+        records.append(record)
+    assert names(replace(run(), ranks=(Rank(tuple(records)), second))) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "wrapper", "expected"),
+    [((1.0, 1.0), "a.py:1", []), ((1.0, 1.1), "a.py:1", ["line-search-alone"]), ((1.0, 1.1), "", [])],
+)
+def test_line_searches(losses, wrapper, expected):
+    """Without a wrapper, gradients that nothing averages are the cause."""
+    together = map_steps(run(), lambda rank, step: {"closure_loss": losses[rank], "wrapper": wrapper})
+    assert names(together) == expected

@@ -194,14 +194,16 @@ def _undivided(runs: Runs) -> Finding | None:
 
 
 def global_batches(runs: Runs) -> tuple[int, int]:
-    """Return the samples in the first step of one rank, and of several, in lines where each of these calls a model."""
-    lines = _sites(runs.together)
+    """Return the samples in the first step of one rank, and of several, except in lines of some of these only."""
+    lines = {one.line for rank in runs.together.ranks for one in rank.forwards(training=True)} - {
+        *_sites(runs.together)
+    }
     alone, together = [
-        sum(len(one.rows) for rank in run.ranks for one in rank.forwards(training=True) if _is_first(one, lines))
+        sum(len(rows) for rank in run.ranks for rows in batches(_first_calls(rank, lines)).values())
         for run in (runs.alone or runs.together, runs.together)
     ]
     return alone, together
 
 
-def _is_first(call: Forward, lines: Collection[str]) -> bool:
-    return call.step == 1 and call.line in lines
+def _first_calls(rank: Rank, others: Collection[str]) -> list[Forward]:
+    return [one for one in rank.forwards(training=True) if one.step == 1 and one.line not in others]
