@@ -411,7 +411,7 @@ def test_an_optimizer_of_one_rank_is_left_out():
     records: list[object] = []
     for record in first.records:
         if isinstance(record, Step):
-            records.append(replace(record, optimizer=1, number=record.number, line="train.py:20", kind="Adam"))
+            records.append(replace(record, gradients=(), weights={"probe": "11"}, line="train.py:20", kind="Adam"))
             record = replace(record, optimizer=2)
         records.append(record)
     assert names(replace(run(), ranks=(Rank(tuple(records)), second))) == []
