@@ -143,11 +143,11 @@ def self_test(*, gpu: bool) -> None:
 
 
 def _run(command: list[str], *, progress: Callable[[str], str | None]) -> None:
-    run_logged(command, LOG, progress=progress, pass_fds=[_lock_fd])
+    run_logged(command, LOG, progress=progress)
 
 
 def _pip(*arguments: str, **options: Any) -> None:
-    pip(PYTHON, *arguments, log=LOG, pass_fds=[_lock_fd], **options)
+    pip(PYTHON, *arguments, log=LOG, **options)
 
 
 def _num_pins(pins: str) -> int:
@@ -251,10 +251,8 @@ def _interrupt(signum, frame) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        # One set-up at a time in a checkout. The commands inherit the lock: if this process is killed and they
-        # are not, the next set-up waits for them.
+        # One set-up at a time in a checkout; its commands end with it, also where it is killed.
         with (REPOSITORY / "setup.cfg").open() as lock:
-            _lock_fd = lock.fileno()
             fcntl.flock(lock, fcntl.LOCK_EX)
             set_up()
     except UserError as error:

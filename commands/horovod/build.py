@@ -77,7 +77,7 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
         return wheel
     prerequisites.check_platform()
     folder = cache_folder() / build_name(target, patches)
-    with _locked(folder / "lock") as lock_fd:
+    with _locked(folder / "lock"):
         wheels = list(folder.glob("*.whl"))
         if wheels:
             print(f"  from the cache: {wheels[0]}", flush=True)
@@ -89,10 +89,10 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
         print(f"  log: {log}", flush=True)
         build = folder / "build"
         shutil.rmtree(build, ignore_errors=True)
-        tools = _install_tools(target, build / "tools", log, lock_fd)
-        source = _unpack(_download(target, tools, log, lock_fd), build)
+        tools = _install_tools(target, build / "tools", log)
+        source = _unpack(_download(target, tools, log), build)
         apply_patches(source, patches)
-        compiled = _compile(target, tools, source, log, lock_fd)
+        compiled = _compile(target, tools, source, log)
         finished = relabel(compiled, build, version=version, target=target, patches=patches)
         wheel = folder / finished.name
         os.replace(finished, wheel)
@@ -106,8 +106,8 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock; yields its descriptor, by which children keep it even if this process is killed."""
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock, which ends with this process as its commands do."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -115,7 +115,7 @@ def _locked(path: Path) -> Iterator[int]:
         except BlockingIOError:
             print("  another set-up builds the same; waiting for it", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+        yield
 
 
 def _tags() -> str:
@@ -132,7 +132,7 @@ class Tools:
     """Folder whose bin has their programs."""
 
 
-def _install_tools(target: Target, folder: Path, log: Path, lock_fd: int) -> Tools:
+def _install_tools(target: Target, folder: Path, log: Path) -> Tools:
     """Install the build tools, and Open MPI's wheel with its compiler wrappers, into a folder."""
     print("  installing the build tools", flush=True)
     wanted = [*BUILD_TOOLS, *RUNTIME_NEEDS]
@@ -142,13 +142,13 @@ def _install_tools(target: Target, folder: Path, log: Path, lock_fd: int) -> Too
         wanted.append(f"{CUDA_TOOLS}=={_cuda_release(target)}.*")
     # --target would leave Open MPI's libraries out. Where a prefix has packages and programs is Python's choice.
     options = ["--ignore-installed", "--no-warn-script-location", "--prefix", str(folder)]
-    pip(target.python, "install", *options, *wanted, log=log, pass_fds=[lock_fd])
+    pip(target.python, "install", *options, *wanted, log=log)
     [packages] = {file.parents[1] for file in folder.glob("**/setuptools/__init__.py")}
     programs = min(folder.glob("**/bin/cmake"), key=lambda path: len(path.parts))  # there is another among the packages
     return Tools(packages, programs.parents[1])
 
 
-def _download(target: Target, tools: Tools, log: Path, lock_fd: int) -> Path:
+def _download(target: Target, tools: Tools, log: Path) -> Path:
     """Return the source distribution, from the cache or the package registry, after checking its SHA-256."""
     archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
     if not (archive.exists() and hashlib.sha256(archive.read_bytes()).hexdigest() == SDIST_SHA256):
@@ -161,7 +161,6 @@ def _download(target: Target, tools: Tools, log: Path, lock_fd: int) -> Path:
             target.python,
             *("download", "-r", str(requirement), *options, "-d", str(folder)),
             log=log,
-            pass_fds=[lock_fd],
             env=_with_tools(tools),
         )
         os.replace(folder / archive.name, archive)
@@ -175,14 +174,13 @@ def _unpack(archive: Path, build: Path) -> Path:
     return build / f"horovod-{VERSION}"
 
 
-def _compile(target: Target, tools: Tools, source: Path, log: Path, lock_fd: int) -> Path:
+def _compile(target: Target, tools: Tools, source: Path, log: Path) -> Path:
     run_logged(
         [str(target.python), "setup.py", "bdist_wheel"],
         log,
         progress=_Percentage(),
         env=_build_environment(target, tools, source),
         cwd=source,
-        pass_fds=[lock_fd],
     )
     wheels = list((source / "dist").glob("*.whl"))
     if len(wheels) != 1:

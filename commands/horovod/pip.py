@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from allstep.commands.horovod.logged import no_progress, run_logged
@@ -39,13 +39,13 @@ def pip(
     *arguments: str,
     log: Path,
     progress: Callable[[str], str | None] = no_progress,
-    pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
+    to_its_end: bool = False,
 ) -> None:
     """Run pip with these arguments; its output goes to the log.
 
     Args:
-        progress: see `run_logged`; what waits for the package index is told in any case.
+        progress, to_its_end: as of `run_logged`; what waits for the package index is told in any case.
 
     Raises:
         UserError, CommandFailed: as `run_logged`.
@@ -61,4 +61,4 @@ def pip(
         return progress(line)
 
     command = [*pip_command(python), *arguments]
-    run_logged(command, log, progress=told, env=env, cwd=Path("/"), pass_fds=pass_fds)
+    run_logged(command, log, progress=told, env=env, cwd=Path("/"), to_its_end=to_its_end)

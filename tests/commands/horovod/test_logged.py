@@ -78,6 +78,28 @@ def test_interrupting_kills_the_command_and_its_children(tmp_path):
     assert is_gone(int(pid_file.read_text()))
 
 
+@pytest.mark.parametrize("to_its_end", [False, True])
+def test_a_killed_installation_leaves_no_compiler_but_lets_pip_write_its_last_file(tmp_path, to_its_end):
+    shell = f"sleep {1 if to_its_end else 600} & echo $! > {tmp_path}/pid; echo started; wait; touch {tmp_path}/written"
+    program = (
+        "import sys; from pathlib import Path; from allstep.commands.horovod.logged import no_progress, run_logged\n"
+        f"run_logged(['sh', '-c', sys.argv[1]], Path(sys.argv[2]), progress=no_progress, to_its_end={to_its_end})"
+    )
+    log = tmp_path / "log"
+    installation = subprocess.Popen([sys.executable, "-c", program, shell, log])
+    while not (log.exists() and "\nstarted" in log.read_text()):
+        assert installation.poll() is None
+        time.sleep(0.05)
+    installation.kill()
+    installation.wait()
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    for _ in range(100 * to_its_end):
+        if (tmp_path / "written").exists():
+            break
+        time.sleep(0.1)
+    assert (tmp_path / "written").exists() == to_its_end
+
+
 def is_gone(pid: int) -> bool:
     """Return whether the process ends within 10 s; a killed one may stay for a moment until init has reaped it."""
     for _ in range(100):
