@@ -13,6 +13,8 @@ it in its own language. It is inserted after the last patch, so that it can grow
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -49,14 +51,22 @@ def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
     Raises:
         PatchFailed: a file is not a patch.
     """
-    files = [file for group in groups for file in (PATCHES / group).glob("*.patch")]
-    return [parse(file.name, file.read_bytes().decode()) for file in sorted(files, key=lambda file: file.name)]
+    found = (name.split("/") for name in texts() if name.endswith(".patch"))
+    ordered = sorted((name, group) for group, name in found if group in groups)
+    return [parse(name, texts()[f"{group}/{name}"]) for name, group in ordered]
+
+
+@functools.cache
+def texts() -> dict[str, str]:
+    """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room."""
+    if not PATCHES.is_dir():
+        return json.loads(PATCHES.with_suffix(".json").read_text())
+    return {file.relative_to(PATCHES).as_posix(): file.read_bytes().decode() for file in sorted(PATCHES.glob("*/*.*"))}
 
 
 def inserted() -> dict[str, str]:
     """Return the texts that patches refer to, by name."""
-    files = (path for path in sorted((PATCHES / "inserted").iterdir()) if path.is_file())  # pip compiles them, too
-    return {file.name: file.read_bytes().decode() for file in files}
+    return {name.removeprefix("inserted/"): text for name, text in texts().items() if name.startswith("inserted/")}
 
 
 def parse(name: str, text: str) -> Patch:
@@ -86,10 +96,9 @@ def apply_patches(source: Path, patches: Iterable[Patch]) -> None:
             hunks = [hunk for hunk in patch.hunks if hunk.path == path]
             file.write_bytes(_patched(patch.name, file.read_bytes().decode(), hunks).encode())
             touched.add(file)
-    texts = inserted()
     for file in touched:
         text = file.read_bytes().decode()
-        file.write_bytes(_PLACE.sub(lambda placement: texts[placement[1]].removesuffix("\n"), text).encode())
+        file.write_bytes(_PLACE.sub(lambda placement: inserted()[placement[1]].removesuffix("\n"), text).encode())
 
 
 def _patched(name: str, text: str, hunks: list[Hunk]) -> str:

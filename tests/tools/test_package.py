@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from allstep.commands.horovod.patch_series import texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_BYTES = 2**20
@@ -55,13 +58,11 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def test_the_wheel_holds_what_users_run(wheel):
-    names = set(contents(wheel))
+    files = contents(wheel)
+    names = set(files)
     assert wheel.stat().st_size < MAX_BYTES
     assert {"allstep/py.typed", "allstep/pytorch/train.py", "allstep/pytorch/__init__.py"} <= names
-    patches = {
-        path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "commands/horovod/patches").glob("*/*.*")
-    }
-    assert {f"allstep/{name}" for name in patches} <= names
+    assert json.loads(files["allstep/commands/horovod/patches.json"]) == texts()
     assert not [name for name in names if "benchmarks" in name or "tests" in name.split("/")]
 
 
