@@ -20,17 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import this_checkout  # noqa: F401  # isort: skip  # first: makes allstep.* importable
+import setup_needs
 import tensorflow_gpu
-import this_checkout  # noqa: F401  # first: makes allstep.* importable
+from gpu_choice import Choice, choose
+from setup_needs import pinned, site_packages
 
 from allstep.commands.horovod import build, prerequisites
 from allstep.commands.horovod import self_test as horovod_test
-from allstep.commands.horovod.gpu_choice import Choice, choose, find_driver
+from allstep.commands.horovod.driver import find_driver
 from allstep.commands.horovod.logged import CommandFailed, no_progress, run_logged
 from allstep.commands.horovod.open_mpi import parameters, write_parameters
 from allstep.commands.horovod.patch_series import Patch, PatchFailed, series
 from allstep.commands.horovod.pip import pip
-from allstep.commands.horovod.target import Target, pinned
+from allstep.commands.horovod.target import Target
 from allstep.common.base.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -126,7 +129,7 @@ def install_tensorflow_gpu() -> None:
 def horovod_target(*, gpu: bool) -> Target:
     """Return what Horovod is built for in .venv."""
     constraints = packages(gpu=gpu) + (TENSORFLOW_GPU_CONSTRAINTS.read_text() if gpu else "")
-    return Target(python=PYTHON, site_packages=build.site_packages(ENVIRONMENT), versions=pinned(constraints), gpu=gpu)
+    return Target(python=PYTHON, site_packages=site_packages(ENVIRONMENT), versions=pinned(constraints), gpu=gpu)
 
 
 def install_horovod(target: Target, patches: list[Patch]) -> None:
@@ -217,7 +220,7 @@ def set_up() -> None:
         print(f".venv is ready ({kind})")
         return
     print(f".venv will be for {'GPUs' if gpu else 'CPUs'}: {choice.reason}", flush=True)
-    prerequisites.check(_needed_gb(num_done, gpu=gpu))
+    setup_needs.check(_needed_gb(num_done, gpu=gpu))
     ENVIRONMENT.mkdir(exist_ok=True)
     build.cache_folder().mkdir(parents=True, exist_ok=True)  # fails now, not after minutes of downloads
     for i in range(num_done, len(steps)):
@@ -230,13 +233,13 @@ def set_up() -> None:
 
 def _needed_gb(num_done: int, *, gpu: bool) -> dict[Path, float]:
     """Return the disk space in GB that the steps after the first `num_done` still need, by folder."""
-    tensorflow = prerequisites.TENSORFLOW_GPU_GB if gpu and num_done < 3 else 0
+    tensorflow = setup_needs.TENSORFLOW_GPU_GB if gpu and num_done < 3 else 0
     if num_done >= 2:  # the packages are installed
         needed = tensorflow or prerequisites.BUILD_GB
         return {ENVIRONMENT: needed, build.cache_folder(): prerequisites.BUILD_GB}
     # Leftovers of an interrupted set-up are removed first, which frees their space.
     left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
-    needed = prerequisites.PACKAGES_GB + tensorflow - left
+    needed = setup_needs.PACKAGES_GB + tensorflow - left
     return {ENVIRONMENT: needed, build.cache_folder(): prerequisites.BUILD_GB}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
 
-from allstep.commands.horovod.build import site_packages
+from setup_needs import site_packages
 
 FOLDER_NAME = "tensorflow-cuda12"
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
 from setup_environment import CONSTRAINTS
+from setup_needs import pinned, site_packages
 
-from allstep.commands.horovod.build import cached_wheel, site_packages
+from allstep.commands.horovod.build import cached_wheel
 from allstep.commands.horovod.logged import CommandFailed
 from allstep.commands.horovod.patch_series import PatchFailed, series
 from allstep.commands.horovod.pip import pip
-from allstep.commands.horovod.target import Target, pinned
+from allstep.commands.horovod.target import Target
 
 
 def make_environment(directory: Path) -> None:

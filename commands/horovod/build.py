@@ -207,18 +207,14 @@ class _Percentage:
 def _options(target: Target) -> dict[str, str]:
     """Return Horovod's build options (see its docs/install.rst)."""
 
-    def with_or_without(name: str, present: bool) -> tuple[str, str]:
-        return f"HOROVOD_{'WITH' if present else 'WITHOUT'}_{name}", "1"
-
-    options = dict(
-        [
-            with_or_without("MPI", target.has_mpi),
-            with_or_without("GLOO", True),
-            with_or_without("PYTORCH", target.has_torch),
-            with_or_without("TENSORFLOW", target.has_tensorflow),
-            with_or_without("MXNET", False),
-        ]
-    )
+    parts = {
+        "MPI": target.has_mpi,
+        "GLOO": True,
+        "PYTORCH": target.has_torch,
+        "TENSORFLOW": target.has_tensorflow,
+        "MXNET": False,
+    }
+    options = {f"HOROVOD_{'WITH' if there else 'WITHOUT'}_{name}": "1" for name, there in parts.items()}
     return options | {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"} if target.gpu else options
 
 
@@ -280,11 +276,6 @@ def _add_cuda(env: dict[str, str], target: Target, tools: Tools, source: Path) -
 def _num_jobs() -> int:
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return max(1, min(len(os.sched_getaffinity(0)), int(memory_gb / COMPILE_JOB_GB)))
-
-
-def site_packages(environment: Path) -> Path:
-    """Return the folder of the packages in an environment of this Python."""
-    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def _nccl_home(wheel: Path, home: Path) -> Path:

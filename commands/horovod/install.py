@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites, self_test
-from allstep.commands.horovod.gpu_choice import find_driver
+from allstep.commands.horovod.driver import find_driver
 from allstep.commands.horovod.logged import run_logged
 from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.pip import pip, pip_command

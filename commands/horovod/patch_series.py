@@ -16,12 +16,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 PATCHES = Path(__file__).with_name("patches")
 GROUPS = ("build", "correct", "better")
+_FILE = re.compile(r"--- a/([^\t]+)")
 _RANGES = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _PLACE = re.compile(r"^\{\{(\w+\.\w+)\}\}$", re.MULTILINE)
 
@@ -75,10 +76,26 @@ def parse(name: str, text: str) -> Patch:
     Raises:
         PatchFailed: the text has another form.
     """
-    header, found, diff = text.removesuffix("\n").partition("\n--- ")
-    if not found:
-        raise PatchFailed(f"{name}: expected a unified diff, received none")
-    return Patch(name=name, header=header, hunks=list(_hunks(name, iter(f"--- {diff}".split("\n")))))
+    header, _, diff = text.removesuffix("\n").partition("\n--- ")
+    lines, hunks, path = f"--- {diff}".split("\n"), [], None
+    while lines:
+        line, following = lines.pop(0), lines[0] if lines else ""
+        if (found := _FILE.match(line)) and re.match(rf"\+\+\+ b/{re.escape(found[1])}(\t|$)", following):
+            path = found[1]
+            del lines[0]
+        elif path and (found := _RANGES.match(line)):
+            sizes, old, new = (int(found[2] or 1), int(found[3] or 1)), [], []
+            # Lines are counted, since a removed one may look like the next file's header.
+            while lines and lines[0].startswith((" ", "-", "+")) and (len(old), len(new)) != sizes:
+                line = lines.pop(0)
+                old += [line[1:]] * (line[0] != "+")
+                new += [line[1:]] * (line[0] != "-")
+            if not old or (len(old), len(new)) != sizes:
+                raise PatchFailed(f"{name}: expected {sizes} lines with some around each change, received other ones")
+            hunks.append(Hunk(path=path, start=int(found[1]), old=old, new=new))
+        elif not line.startswith(("diff ", "index ")):
+            raise PatchFailed(f"{name}: expected a unified diff of a/PATH and b/PATH, received {line!r}")
+    return Patch(name=name, header=header, hunks=hunks)
 
 
 def apply_patches(source: Path, patches: Iterable[Patch]) -> None:
@@ -111,34 +128,3 @@ def _patched(name: str, text: str, hunks: list[Hunk]) -> str:
         result += lines[done:start] + hunk.new
         done = start + len(hunk.old)
     return "\n".join(result + lines[done:])
-
-
-def _hunks(name: str, lines: Iterator[str]) -> Iterator[Hunk]:
-    """Yield the hunks; lines after an @@ are counted, since a removed line may look like the next file's header."""
-    path = ""
-    for line in lines:
-        if line.startswith("--- a/"):
-            path = line.removeprefix("--- a/").partition("\t")[0]  # diff writes a date after it
-            if next(lines, "").partition("\t")[0] != f"+++ b/{path}":
-                raise PatchFailed(f"{name}: expected +++ b/{path} after --- a/{path}, received another line")
-        elif path and (found := _RANGES.match(line)):
-            num_old, num_new = int(found[2] or 1), int(found[3] or 1)
-            old, new = _sides(name, lines, num_old, num_new)
-            yield Hunk(path=path, start=int(found[1]), old=old, new=new)
-        elif not line.startswith(("diff ", "index ")):
-            raise PatchFailed(f"{name}: expected --- a/PATH or @@ in its diff, received {line!r}")
-
-
-def _sides(name: str, lines: Iterator[str], num_old: int, num_new: int) -> tuple[list[str], list[str]]:
-    if num_old == 0:
-        raise PatchFailed(f"{name}: expected lines around each change, received a hunk without any")
-    old, new = [], []
-    while len(old) < num_old or len(new) < num_new:
-        line = next(lines, "")
-        if not line.startswith((" ", "-", "+")):
-            raise PatchFailed(f"{name}: expected a line that begins with a blank, - or +, received {line!r}")
-        if line[0] != "+":
-            old.append(line[1:])
-        if line[0] != "-":
-            new.append(line[1:])
-    return old, new

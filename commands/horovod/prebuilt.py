@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from allstep.common.files.disk import sha256_of
+from allstep.common.files.disk import sha256_of, write_atomically
 
 VARIABLE = "ALLSTEP_HOROVOD_WHEELS"
 SUMS = "SHA256SUMS"
@@ -23,36 +23,27 @@ def fitting(name: str, folder: Path) -> Path | None:
     """Return the path of the wheel `name`, or None if there is none that fits.
 
     Args:
-        folder: where a wheel from a URL is kept.
+        folder: where a wheel that fits is kept.
     """
     source = os.environ.get(VARIABLE)
     if not source:
         return None
+    base = source if "://" in source else Path(source).absolute().as_uri()
+    kept, refusal = folder / name, None
     try:
-        expected = read_sums(_read(source, SUMS).decode()).get(name)
-        kept = (folder if _is_url(source) else Path(source)) / name
-        if expected and _is_url(source) and not (kept.exists() and sha256_of(kept) == expected):
-            _keep(kept, _read(source, name))
-        received = sha256_of(kept) if expected else None
+        expected = read_sums(_read(base, SUMS).decode()).get(name)
+        if expected and not (kept.exists() and sha256_of(kept) == expected):
+            folder.mkdir(parents=True, exist_ok=True)
+            with write_atomically(kept) as file:
+                file.write(_read(base, name))
+        if expected is None:
+            refusal = f"{source} has no {name}"
+        elif sha256_of(kept) != expected:
+            refusal = f"the SHA-256 of {name} is not that of {SUMS}"
     except (OSError, ValueError, http.client.HTTPException) as error:
-        print(f"  no wheel from {VARIABLE}: {error}", flush=True)
-        return None
-    if expected is None:
-        print(f"  no wheel from {VARIABLE}: {source} has no {name}", flush=True)
-        return None
-    if received != expected:
-        print(f"  no wheel from {VARIABLE}: the SHA-256 of {name} is not that of {SUMS}", flush=True)
-        return None
-    print(f"  from {VARIABLE}: {name}", flush=True)
-    return kept
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """Replace a file that another process may be reading or writing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+        refusal = error
+    print(f"  no wheel from {VARIABLE}: {refusal}" if refusal else f"  from {VARIABLE}: {name}", flush=True)
+    return None if refusal else kept
 
 
 def read_sums(text: str) -> dict[str, str]:
@@ -69,13 +60,6 @@ def write_sum(wheel: Path) -> None:
     file.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
 
 
-def _is_url(source: str) -> bool:
-    return urllib.parse.urlsplit(source).scheme in ("http", "https", "file")
-
-
-def _read(source: str, name: str) -> bytes:
-    if not _is_url(source):
-        return Path(source, name).read_bytes()
-    url = f"{source.rstrip('/')}/{urllib.parse.quote(name)}"
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+def _read(base: str, name: str) -> bytes:
+    with urllib.request.urlopen(f"{base.rstrip('/')}/{urllib.parse.quote(name)}", timeout=_TIMEOUT_S) as answer:
         return answer.read()

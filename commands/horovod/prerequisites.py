@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shlex
@@ -10,14 +9,10 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from allstep.common.base.errors import UserError
 
-# The packages take 8 GB; 5 GB of them are CUDA libraries, which torch installs even without a GPU.
-PACKAGES_GB = 10
-TENSORFLOW_GPU_GB = 7  # TensorFlow's wheel for GPUs, and the libraries of CUDA 12
 BUILD_GB = 1  # Horovod's object files and wheel
 INSTALLED_GB = 0.2  # Horovod and Open MPI
 # torch's wheels are built for this glibc (manylinux_2_28).
@@ -36,23 +31,6 @@ template <std::integral T> T total(const std::vector<T>& values) {
 }
 int main() { return total(std::vector<int>{1, -1}); }
 """
-
-
-def check(needed_gb: Mapping[Path, float]) -> None:
-    """Check the prerequisites of `make setup`: first what is installed, then the disk space.
-
-    Args:
-        needed_gb: disk space still needed, in units of 1e9 bytes, by folder.
-
-    Raises:
-        UserError: a prerequisite is missing; the message names it and how to get it, in one line.
-    """
-    check_platform()
-    check_venv()
-    check_headers()
-    check_compiler()
-    for folder, gigabytes in needed_gb.items():
-        check_disk(folder, gigabytes)
 
 
 def check_platform() -> None:
@@ -76,15 +54,6 @@ def check_build() -> None:
     check_platform()
     check_headers()
     check_compiler()
-
-
-def check_venv() -> None:
-    version = sysconfig.get_python_version()
-    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        package = f"python{version}-venv"
-        raise UserError(
-            f"expected Python with its venv module, received {version} without; install it: apt-get install {package}"
-        )
 
 
 def check_headers() -> None:

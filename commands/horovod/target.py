@@ -70,12 +70,6 @@ class Mpi:
         return self.kind == "mpich" or (self.kind == "ompi" and self.version.startswith("4."))
 
 
-def pinned(constraints: str) -> dict[str, str]:
-    """Return the versions that lines NAME==VERSION pin, of distributions that affect the compiled code."""
-    pins = (line.partition(";")[0].strip().partition("==") for line in constraints.splitlines())
-    return {name: version for name, _, version in pins if name in BUILT_AGAINST}
-
-
 def this_environment(*, mpi: str, gpu: bool) -> Target:
     """Return the target that is this interpreter's environment.
 

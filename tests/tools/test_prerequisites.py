@@ -25,7 +25,7 @@ def tree(tmp_path):
         shutil.copy(REPOSITORY / name, tmp_path)
     for name in ("tools", "common", "commands"):
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "commands" / "horovod" / "prerequisites.py").open("a") as file:
+    with (tmp_path / "tools" / "setup_needs.py").open("a") as file:
         file.write("\nPACKAGES_GB = TENSORFLOW_GPU_GB = 0\n")  # this machine may have less room than packages take
     return tmp_path
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import setup_environment
+import setup_needs
 import tensorflow_gpu
 from setup_environment import Step, fingerprints, set_up
 
-from allstep.commands.horovod import build
-from allstep.commands.horovod.gpu_choice import Driver
+from allstep.commands.horovod.driver import Driver
 
 pytestmark = pytest.mark.launch
 
@@ -128,7 +128,7 @@ def test_an_environment_for_gpus_is_not_made_of_one_for_cpus():
 
 def test_tensorflow_s_folder_leaves_nvidia_s_packages_a_namespace(tmp_path):
     """The folder looks as pip leaves it. Oracle: Python itself, with the .pth file."""
-    site, folder = build.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
+    site, folder = setup_needs.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
     parts = [site / "nvidia" / "nccl", site / "nvidia" / "cudnn", folder / "nvidia" / "cudnn", folder / "bin"]
     libraries = [folder / "nvidia" / name / "lib" for name in ("cublas", "cusolver")]
     for part in (*parts, *libraries):

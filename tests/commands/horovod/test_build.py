@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from setup_needs import pinned
 
 from allstep.commands.horovod import build, open_mpi
 from allstep.commands.horovod.patch_series import Patch, series
-from allstep.commands.horovod.target import Mpi, Target, pinned
+from allstep.commands.horovod.target import Mpi, Target
 from allstep.commands.horovod.wheel import label
 
 REPOSITORY = Path(__file__).resolve().parents[3]
