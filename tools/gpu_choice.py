@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import this_checkout  # noqa: F401  # first: makes allstep.* importable
+
 from allstep.commands.horovod.driver import OLDEST_DRIVER, Driver
 from allstep.common.base.errors import UserError
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import this_checkout  # noqa: F401  # isort: skip  # first: makes allstep.* importable
 import setup_needs
 import tensorflow_gpu
+import this_checkout  # noqa: F401  # first: makes allstep.* importable
 from gpu_choice import Choice, choose
 from setup_needs import pinned, site_packages
 

@@ -8,6 +8,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+import this_checkout  # noqa: F401  # first: makes allstep.* importable
+
 from allstep.commands.horovod.prerequisites import check_build, check_disk
 from allstep.commands.horovod.target import BUILT_AGAINST
 from allstep.common.base.errors import UserError

@@ -16,7 +16,6 @@ import shutil
 from pathlib import Path
 
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
-
 from setup_needs import site_packages
 
 FOLDER_NAME = "tensorflow-cuda12"

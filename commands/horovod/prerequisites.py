@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from allstep.commands.horovod.logged import diagnosis
 from allstep.common.base.errors import UserError
 
 BUILD_GB = 1  # Horovod's object files and wheel
@@ -95,8 +96,10 @@ def check_compiler() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "check.cc"), Path(folder, "check")
         source.write_text(CXX20_PROGRAM)
-        compiled = _succeeds([*command, "-std=c++20", str(source), "-o", str(program)])
-        if not (compiled and program.exists() and _succeeds([str(program)])):
+        compiled = _run([*command, "-std=c++20", str(source), "-o", str(program)])
+        if cause := diagnosis(compiled.stderr):  # a full disk for temporary files
+            raise UserError(cause)
+        if compiled.returncode or not program.exists() or _run([str(program)]).returncode:
             raise UserError(
                 f"expected a C++20 compiler, received {shlex.join(command)}, which cannot compile C++20; "
                 f"{COMPILER_ADVICE}"
@@ -109,8 +112,8 @@ def _find(*tools: str) -> None:
             raise UserError(f"expected a C++20 compiler, received none: {tool} is not found; {COMPILER_ADVICE}")
 
 
-def _succeeds(command: list[str]) -> bool:
-    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+def _run(command: list[str]) -> subprocess.CompletedProcess:
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, errors="replace")
 
 
 def compiler_version() -> str:
@@ -121,4 +124,4 @@ def compiler_version() -> str:
     """
     command = [*compiler("CXX", "c++"), "--version"]
     _find(command[0])
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    return _run(command).stdout.partition("\n")[0]

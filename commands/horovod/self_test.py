@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from allstep.common.launch.horovod_build import HorovodBuild, read_build
+from allstep.common.launch.horovod_build import read_build
 from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 TIMEOUT_S = 600  # a login node may be slow, and the build before it has taken minutes
@@ -114,17 +114,10 @@ def progress(line: str) -> str | None:
     return line if line.startswith(("ok:", "not tried:")) else None
 
 
-def built() -> HorovodBuild:
-    """Return Horovod's own record of what it was built with."""
-    found = read_build()
-    assert found is not None
-    return found
-
-
 def on_cpus(controllers: list[str]) -> None:
-    has = built()
-    usable = [name for name in controllers if FEATURES[name] in has.features]
-    if not (has.versions and usable):
+    has = read_build()
+    usable = [name for name in controllers if has and FEATURES[name] in has.features]
+    if not (has and has.versions and usable):
         sys.exit("this Horovod was built for no framework, or without what starts ranks")
     for framework in has.versions:
         for controller in usable:
@@ -145,12 +138,10 @@ def on_gpus() -> None:
         print("not tried: GPUs, none of which can be used here", flush=True)
         return
     num_ranks = min(NUM_RANKS, num_gpus)
-    has = built()
-    for framework, program in GPU_RANK_PROGRAMS.items():
-        if framework not in has.versions:
-            continue
+    has = read_build()
+    for framework in has.versions if has else ():
         run_ranks(
-            program + CHECK.format(num_ranks=num_ranks) + CHECK_GPU,
+            GPU_RANK_PROGRAMS[framework] + CHECK.format(num_ranks=num_ranks) + CHECK_GPU,
             num_ranks=num_ranks,
             controller="mpi",
             env={},

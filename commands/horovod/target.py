@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,8 +181,8 @@ def mpi_on_path() -> Mpi | None:
             f"expected mpicc and mpirun of one MPI on the PATH, received {compiler} and {launcher or 'no mpirun'}; "
             "correct the PATH, or give --mpi wheel or --mpi none"
         )
-    kind, version = mpi_version(_output([launcher, "--version"]))
-    return Mpi(kind, version, Path(launcher).parent)
+    result = subprocess.run([launcher, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return Mpi(*mpi_version(result.stdout + result.stderr), Path(launcher).parent)
 
 
 def mpi_version(text: str) -> tuple[str, str]:
@@ -194,21 +194,10 @@ def mpi_version(text: str) -> tuple[str, str]:
     return "other", "0"
 
 
-def _output(command: Sequence[str]) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, errors="replace")
-    return result.stdout + result.stderr
-
-
 def _conda_builds() -> tuple[str, ...]:
     records = Path(sys.prefix, "conda-meta")
     names = ("pytorch-", "libtorch-", "tensorflow-base-", "libtensorflow")
     return tuple(sorted(path.stem for path in records.glob("*.json") if path.name.startswith(names)))
-
-
-def foreign_horovod() -> str | None:
-    """Return the version of an installed Horovod that allstep did not build, or None."""
-    version = version_of("horovod")
-    return version if version and "+allstep." not in version else None
 
 
 def check_no_foreign_horovod() -> None:
@@ -217,7 +206,8 @@ def check_no_foreign_horovod() -> None:
     Raises:
         UserError: there is one; pip would replace some of its files.
     """
-    if version := foreign_horovod():
+    version = version_of("horovod")
+    if version and "+allstep." not in version:
         conda = any(Path(sys.prefix, "conda-meta").glob("horovod-*.json"))
         pip = f"{os.path.basename(sys.executable)} -m pip" if importlib.util.find_spec("pip") else "uv pip"
         advice = "conda remove horovod" if conda else f"{pip} uninstall horovod"
