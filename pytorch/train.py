@@ -46,8 +46,8 @@ def session(
     with uncollected():
         from allstep.common.recipe.noise_scale import why_not_measured
         from allstep.common.training import profiling
-        from allstep.common.training.earlier_run import resolve_auto
         from allstep.common.training.opening import open_dataset
+        from allstep.common.training.same_on_ranks import agreed
         from allstep.common.training.training_run import TrainingRun
         from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
         from allstep.pytorch.numerics import prepare
@@ -63,7 +63,7 @@ def session(
     if strategy.serve():
         return None
 
-    config = resolve_auto(config, strategy.collectives)
+    config = agreed(config, strategy.collectives)
     profile = profiling.hooks_of(config, strategy.placement, "pytorch")
     dataset = parts.adapt(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)

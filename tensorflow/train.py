@@ -41,8 +41,8 @@ def session(
     with lean_import():
         from allstep.common.recipe.noise_scale import why_not_measured
         from allstep.common.training import profiling
-        from allstep.common.training.earlier_run import resolve_auto
         from allstep.common.training.opening import open_dataset
+        from allstep.common.training.same_on_ranks import agreed
         from allstep.common.training.training_run import TrainingRun
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
@@ -58,7 +58,7 @@ def session(
     if strategy.serve():
         return None
 
-    config = resolve_auto(config, strategy.collectives)
+    config = agreed(config, strategy.collectives)
     profile = profiling.hooks_of(config, strategy.placement, "tensorflow")
     dataset = parts.adapt(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)

@@ -10,11 +10,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.placement import BY_HAND, MASTER, Placement
 from allstep.common.launch.tcp_rendezvous import meet, wait
 from allstep.common.launch.variables import read_address
@@ -38,15 +38,22 @@ class Rank:
     """Value of LOCAL_RANK; empty if it is not set."""
     local_size: str
     """Value of LOCAL_WORLD_SIZE; empty if it is not set."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Flags that all ranks must have alike."""
 
 
-def locate(placement: Placement, environ: Mapping[str, str] = os.environ) -> Placement:
+def locate(
+    placement: Placement, flags: Callable[[], Mapping[str, str]], environ: Mapping[str, str] = os.environ
+) -> Placement:
     """Find out which ranks share a host, in a job without a launcher; all its ranks call this together.
+
+    Args:
+        flags: returns the flags that all ranks must have alike.
 
     Returns: `placement` with its local rank, local size and hosts; if a launcher gave these, `placement` itself.
 
     Raises:
-        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE are wrong; or see `common.launch.tcp_rendezvous.meet`.
+        UserError: LOCAL_RANK, LOCAL_WORLD_SIZE or flags are wrong; or see `common.launch.tcp_rendezvous.meet`.
         Fault: a rank did not come within five minutes.
     """
     if placement.launcher != BY_HAND:
@@ -54,7 +61,7 @@ def locate(placement: Placement, environ: Mapping[str, str] = os.environ) -> Pla
     address = master_address(placement, environ)
     local_address = address_towards(address, _PATIENCE_SECONDS) if placement.rank else ""
     local = (environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    own = Rank(_host(), socket.gethostname(), local_address, environ[MASTER[0]], *local)
+    own = Rank(_host(), socket.gethostname(), local_address, environ[MASTER[0]], *local, flags())
     texts = meet(json.dumps(astuple(own)), placement, address, topic="hosts", seconds=_PATIENCE_SECONDS)
     return located(placement, [Rank(*json.loads(text)) for text in texts])
 
@@ -97,8 +104,9 @@ def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
     """Return `placement` completed by the descriptions of all ranks, in the order of ranks.
 
     Raises:
-        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE contradict the descriptions.
+        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE contradict the descriptions, or flags each other.
     """
+    check_same_flags([rank.flags for rank in ranks])
     own = ranks[placement.rank]
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
     neighbours = [number for number, rank in enumerate(ranks) if rank.host == own.host]
@@ -112,6 +120,33 @@ def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
         cross_rank=hosts.index(own.host),
         hosts=tuple(addresses[host] for host in hosts),
     )
+
+
+def check_same_flags(flags: Sequence[Mapping[str, str]]) -> None:
+    """Refuse ranks with different flags, which would wait for each other without end.
+
+    Args:
+        flags: of all ranks; a flag that is left out is none.
+
+    Raises:
+        UserError: a flag is not the same on all ranks.
+    """
+    if difference := first_difference(flags):
+        name, rank, first, other = difference
+        raise UserError(
+            f"expected the same flags on all ranks, received {name} {first} on rank 0 and {other} on rank {rank}; "
+            "start all ranks by the same command"
+        )
+
+
+def first_difference(entries: Sequence[Mapping[str, str]]) -> tuple[str, int, str, str] | None:
+    """Return the name of the first entry that is not the same on all ranks, a rank, and the values of rank 0 and it."""
+    for rank, other in enumerate(entries):
+        for name in {**entries[0], **other}:
+            first, value = entries[0].get(name, "none"), other.get(name, "none")
+            if value != first:
+                return name, rank, quote(first), quote(value)
+    return None
 
 
 def _check_local(neighbours: Sequence[Rank], named: str) -> None:

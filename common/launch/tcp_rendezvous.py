@@ -20,7 +20,7 @@ from allstep.common.launch.placement import Placement
 _POLL_SECONDS = 0.05
 # A rank sends a short line at once. These limits stop other processes, which may send nothing or too much.
 _LINE_SECONDS = 2.0
-_MAX_CHARACTERS = 4096
+_MAX_CHARACTERS = 2**16
 
 
 def meet(text: str, placement: Placement, address: tuple[str, int], *, topic: str, seconds: float) -> list[str]:

@@ -26,6 +26,7 @@ from allstep.common.data.images.augmented_split import augmentation_of
 from allstep.common.data.standardize import standardized
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.recipe.schedule import Schedule
+from allstep.common.training.same_on_ranks import check_same_data
 
 
 def open_dataset(
@@ -48,6 +49,7 @@ def open_dataset(
         collectives.barrier()
         with _memory_errors(config):
             own = datasets.load(data_flags(config, placement))
+    check_same_data(own, collectives)
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
     if config.data.standardize:

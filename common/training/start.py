@@ -8,6 +8,7 @@ from typing import Protocol
 
 from allstep.common.cli.command_line import parse
 from allstep.common.cli.strategy_flags import print_strategies
+from allstep.common.config.shared_flags import flags_of
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.env_launcher import locate
 from allstep.common.launch.loopback import check_shared_memory, stay_on_host
@@ -54,7 +55,8 @@ def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[Tr
     elastic.check(config, placement)
     if num_ranks := strategies.num_ranks_to_spawn(config, placement):
         sys.exit(spawn(num_ranks))
-    config, placement = elastic.with_newest_checkpoint(config), locate(placement)
+    config = elastic.with_newest_checkpoint(config)
+    placement = locate(placement, lambda: flags_of(config))
     stay_on_host(placement)
     name_user()
     if config.strategy_name == "horovod":

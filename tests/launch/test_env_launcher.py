@@ -64,3 +64,10 @@ def test_ranks_that_would_take_the_same_gpu():
         assert (rank.returncode, rank.stdout) == (2, ""), rank.output
         [line] = rank.stderr.splitlines()
         assert "expected LOCAL_RANK to count from 0 to 1 for rank 0, 1 on " in line and "received 0, 0" in line
+
+
+def test_ranks_with_other_flags():
+    for rank in by_hand(*PYTORCH, "--strategy", "ddp", prefixes=(("sh", "-c", '"$@" --epochs 2', "sh"), ())):
+        assert (rank.returncode, rank.stdout) == (2, ""), rank.output
+        [line] = rank.stderr.splitlines()
+        assert "expected the same flags on all ranks, received --epochs 2 on rank 0 and 1 on rank 1" in line
