@@ -1,35 +1,47 @@
 """Digests of a data set, by which a resumed run notices that it got other samples than the run before.
 
-The labels are digested whole, and of the inputs a few samples, as they are stored: not decoded or augmented, which may
-round differently on another machine. Where the files are makes no difference.
+The labels are digested whole, and so are inputs in memory unless they are large. Of other inputs, a few samples are
+digested as they are stored: not decoded, which may round differently on another machine, so that samples of a user's
+program that are others than before are told, not refused. Where the files are makes no difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import warn
 from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
 from allstep.common.data.images.decoding import UnreadableImage
 
 _SAMPLES_LOOKED_AT = 64
+_SAMPLES_READ_TWICE = 16
+_MAX_BYTES = 2**28
+"""Size of inputs that are digested whole: a tenth of a second."""
+_ROWS_AT_ONCE = 2**16
+_AS_READ = " as the program reads them"
 
 
 def digests_of(dataset: Dataset) -> dict[str, str]:
     """Return a digest of each part of a data set, by the name of the part in error messages."""
-    digests = {"class names": _hashed("\0".join(dataset.class_names).encode())} if dataset.class_names else {}
+    digests = {"class names": _hashed(["\0".join(dataset.class_names).encode()])} if dataset.class_names else {}
     for name, split in (("training", dataset.train), ("validation", dataset.validation)):
-        digests[f"{name} labels"] = _hashed(_labels(split))
-        if (inputs := _some_inputs(split)) is not None:
-            digests[f"{name} inputs"] = _hashed(*inputs)
+        digests[f"{name} labels"] = _hashed([_labels(split)])
+        if getattr(split.whole if isinstance(split, Subset) else split, "may_augment", False):
+            if (inputs := _read_twice(split)) is not None:
+                digests[f"{name} inputs{_AS_READ}"] = _hashed([inputs])
+            continue
+        digests[f"{name} inputs"] = _hashed(_some_inputs(split))
+        if blocks := _all_inputs(split):
+            digests[f"{name} samples"] = _hashed(blocks)
     if isinstance(dataset.sampler, Curriculum):
-        digests["order of --curriculum"] = _hashed(dataset.sampler.easiest_first)
+        digests["order of --curriculum"] = _hashed([dataset.sampler.easiest_first])
     return digests
 
 
@@ -40,7 +52,11 @@ def check_data(saved: Mapping[str, str], digests: Mapping[str, str]) -> None:
         UserError: a part is another one; the message names it.
     """
     for name, digest in digests.items():
-        if saved.get(name, digest) != digest:
+        if saved.get(name, digest) == digest:
+            continue
+        if name.endswith(_AS_READ):
+            warn(f"the {name} are not those with which the checkpoint was written")
+        else:
             raise UserError(
                 f"the {name} of the data set are not those with which the checkpoint was written; resume with the same "
                 "data in the same order, or use --init-from for the weights alone"
@@ -54,16 +70,29 @@ def _labels(split: Split) -> np.ndarray:
     return targets if targets is not None else _some(split, 1)
 
 
-def _some_inputs(split: Split) -> list[Any] | None:
-    """Return the inputs of a few samples, as bytes or arrays; None if they may be drawn at random."""
-    whole = split.whole if isinstance(split, Subset) else split
-    if getattr(whole, "may_augment", False):
-        return None
-    images = getattr(whole, "images", None)
+def _some_inputs(split: Split) -> list[Any]:
+    """Return the inputs of a few samples, as bytes or arrays."""
+    images = getattr(split.whole if isinstance(split, Subset) else split, "images", None)
     if images is None:
         return [_some(split, 0)]
     chosen = _chosen(split)
     return [_content(images, index) for index in (split.indices[chosen] if isinstance(split, Subset) else chosen)]
+
+
+def _all_inputs(split: Split) -> Iterable[np.ndarray]:
+    """Return the inputs of all samples in blocks; nothing if they are not in memory, or many."""
+    whole = split.whole if isinstance(split, Subset) else split
+    size = split.read(np.arange(1), epoch=0)[0].nbytes if getattr(whole, "in_memory", False) else 0
+    if not 0 < size * len(split) <= _MAX_BYTES:
+        return ()
+    starts = range(0, len(split), _ROWS_AT_ONCE)
+    return (split.read(np.arange(one, min(one + _ROWS_AT_ONCE, len(split))), epoch=0)[0] for one in starts)
+
+
+def _read_twice(split: Split) -> np.ndarray | None:
+    """Return the inputs of some samples; None if they are others when they are read again."""
+    first, second = (split.read(_chosen(split, _SAMPLES_READ_TWICE), epoch=0)[0] for _ in range(2))
+    return first if np.array_equal(first, second) else None
 
 
 def _content(images: Any, index: int) -> bytes:
@@ -77,11 +106,11 @@ def _some(split: Split, part: int) -> np.ndarray:
     return split.read(_chosen(split), epoch=0)[part]
 
 
-def _chosen(split: Split) -> np.ndarray:
-    return np.linspace(0, len(split) - 1, min(len(split), _SAMPLES_LOOKED_AT)).astype(np.int64)
+def _chosen(split: Split, number: int = _SAMPLES_LOOKED_AT) -> np.ndarray:
+    return np.linspace(0, len(split) - 1, min(len(split), number)).astype(np.int64)
 
 
-def _hashed(*values: bytes | np.ndarray) -> str:
+def _hashed(values: Iterable[bytes | np.ndarray]) -> str:
     """Return the XXH3 hash of contents and lengths, in hexadecimal."""
     state = xxhash.xxh3_64()
     for value in values:

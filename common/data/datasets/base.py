@@ -115,6 +115,7 @@ class ArraySplit:
     """Split whose samples are in one array or memory map; reading a batch is one indexing operation."""
 
     parallel = False
+    in_memory = True
     fields: tuple[str, ...] = ()
     """See `Dataset.fields`."""
 

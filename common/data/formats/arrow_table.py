@@ -230,6 +230,7 @@ class ArrowNumbers:
     """
 
     parallel = False
+    in_memory = True
     fields: tuple[str, ...] = ()
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from allstep.common.training.data_digest import check_data, digests_of
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(100, 3)).astype(np.float32)
 Y = np.sort(np.arange(100) % 4)
+SWAPPED = X[[0, 1, 5, 3, 4, 2, *range(6, 100)]]  # two samples of a class that are not among the few looked at
 WITHIN_CLASS = np.concatenate([RANDOM.permutation(25) + 25 * number for number in range(4)])
 
 
@@ -67,8 +69,10 @@ def test_moved_data_is_the_same(make, tmp_path):
         (npz, {"y": Y[::-1].copy()}, "training labels"),
         (npz, {"x": X[WITHIN_CLASS]}, "training inputs"),
         (npz, {"v": X[9:18]}, "validation inputs"),
+        (npz, {"x": SWAPPED}, "training samples"),
         (parquet, {"y": Y[::-1].copy()}, "training labels"),
         (parquet, {"x": X[WITHIN_CLASS]}, "training inputs"),
+        (parquet, {"x": SWAPPED}, "training samples"),
         (parquet, {"names": "abce"}, "class names"),
         (images, {"names": "abce"}, "class names"),
         (images, {"shift": 1}, "training inputs"),
@@ -95,3 +99,27 @@ def test_parts_that_are_held_out_have_their_own_labels():
 def test_a_checkpoint_of_an_older_version_has_none():
     dataset = as_dataset((X, Y), None, DataConfig(), where="x")
     check_data({}, digests_of(dataclasses.replace(dataset, class_names=("a",))))
+
+
+def map_style(*, pixel: int, draws: bool = False) -> Dataset:
+    class Samples:
+        classes = ("a", "b")
+        targets = tuple(number % 2 for number in range(40))
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            return np.full(4, pixel + index + (os.urandom(1)[0] if draws else 0), np.float32), self.targets[index]
+
+    return as_dataset(Samples(), Samples(), DataConfig(), where="x")
+
+
+def test_samples_of_a_program_that_are_others_are_told(capsys):
+    """Not refused: another version of the user's libraries may decode them with other rounding."""
+    before = digests_of(map_style(pixel=1))
+    check_data(before, digests_of(map_style(pixel=1)))
+    assert "those" not in capsys.readouterr().err
+    check_data(before, digests_of(map_style(pixel=2)))
+    assert "the training inputs as the program reads them are not those" in capsys.readouterr().err
+    assert digests_of(map_style(pixel=1, draws=True)).keys() == {"class names", "training labels", "validation labels"}
