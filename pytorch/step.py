@@ -29,7 +29,7 @@ class Backward(Protocol):
 
 
 class Step:
-    """A training step. Each of its parts is chosen once, by `building.build_step`; optional parts have neutral bases."""
+    """A training step. Its parts are chosen once, by `building.build_step`; optional parts have neutral bases."""
 
     def __init__(
         self,
