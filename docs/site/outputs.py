@@ -99,7 +99,7 @@ def output(commands: str, folder: Path) -> str:
     ran = subprocess.run(
         [*bed(commands), "bash", "-eo", "pipefail", "-c", commands],
         cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **AS_ROOT},
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **(AS_ROOT if bed(commands) else {})},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -108,8 +108,9 @@ def output(commands: str, folder: Path) -> str:
 
 
 def without_names(text: str, folder: Path) -> str:
-    """Return a text with a reader's names in place of this machine's: its folder, environment, checkout and host."""
+    """Return a text with a reader's names in place of this machine's: its folder, environment, home and host."""
     names = {str(folder.resolve()): HOME, sys.prefix: f"{HOME}/.venv", str(REPOSITORY): HOME}
+    names[str(Path.home())] = "/home/you"
     text = functools.reduce(lambda text, name: text.replace(name, names[name]), names, text)
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", text)
 
