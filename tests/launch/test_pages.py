@@ -36,7 +36,6 @@ ELSEWHERE = {
     "test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks",
     'horovodrun -np 2 python pytorch/train.py | grep -E "Epoch = ( 1|10):"': "tests/launch/test_pages.py::"
     "test_outputs_on_the_page_are_those_of_its_commands",
-    "python pytorch/train.py --list-strategies": "tests/pytorch/test_strategies.py::test_list_strategies",
     "python tensorflow/train.py --list-strategies": "tests/tensorflow/test_strategies.py::test_list_strategies",
     # The next command of the page runs the same file on two ranks, and README.md's Session trains in one process.
     "python examples/session_pytorch.py": "tests/launch/test_pages.py::test_commands",
