@@ -145,6 +145,8 @@ def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tup
                 f"expected a field {quote(name)} in {where}, received {_listed(names)}; name one of them by "
                 f"{'--target-field' if name == target else '--input-fields'}"
             )
+        if list(names).count(name) > 1:
+            raise UserError(f"expected one field {quote(name)} in {where}, received several; rename them")
     return inputs, target
 
 

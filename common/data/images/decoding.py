@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -161,8 +162,15 @@ def _by_pillow(data: bytes, box_of: Callable[[int, int], Box], *, turns: bool = 
         if image.mode.startswith(("I", "F")):
             raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel; convert it to 8")
         image = ImageOps.exif_transpose(image) if turns else image
-        return np.asarray(image.convert("RGB")), box_of(*image.size)
+        return in_rgb(image), box_of(*image.size)
     except UnidentifiedImageError as error:
         raise UnreadableImage("it is neither JPEG nor PNG, nor another usual format") from error
     except Exception as error:  # on damaged files Pillow raises OSError, SyntaxError, ValueError, ...
         raise UnreadableImage(error) from error
+
+
+def in_rgb(image: Any) -> np.ndarray:
+    """Return the pixels of an image of Pillow in RGB, without what it says of their transparency."""
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # Pillow warns of the other way
+    return np.asarray(image.convert("RGB"))

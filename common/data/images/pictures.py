@@ -9,7 +9,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.data.images.crop import centre_box
-from allstep.common.data.images.decoding import UnreadableImage, image_content
+from allstep.common.data.images.decoding import UnreadableImage, image_content, in_rgb
 from allstep.common.data.images.encoded import Reader
 
 
@@ -49,7 +49,7 @@ def _pixels_of(image: Any, *, turns: bool) -> np.ndarray:
 
     if image.mode.startswith(("I", "F")):
         raise UserError(f"expected a picture of 8 bits a channel, received mode {image.mode}; convert it")
-    return np.asarray((ImageOps.exif_transpose(image) if turns else image).convert("RGB"))
+    return in_rgb(ImageOps.exif_transpose(image) if turns else image)
 
 
 def _as_rgb(pixels: np.ndarray) -> np.ndarray:

@@ -149,6 +149,14 @@ def test_grey_palette_and_cmyk_images_become_rgb(folder):
         assert np.abs(image.astype(int) - colour).max() <= 12
 
 
+@pytest.mark.filterwarnings("error")
+def test_transparency_of_a_palette_is_left_out_without_a_warning(folder):
+    image = Image.new("RGB", (9, 9), (30, 200, 30)).quantize(2)
+    image.save(folder / "train" / "ant" / "9.png", transparency=b"\x10\x00")
+    pixels, _ = open_folder(folder).train.read(np.array([4]), epoch=0)
+    assert np.abs(pixels[0].astype(int) - (30, 200, 30)).max() <= 12
+
+
 def test_other_files_are_passed_over_and_links_followed(folder, tmp_path_factory, capfd):
     ant = folder / "train" / "ant"
     for name in ("readme.txt", ".hidden.png", "Thumbs.db"):
