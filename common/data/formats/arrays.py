@@ -45,6 +45,8 @@ def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.
         UserError: the samples differ in shape or are not numbers, or a value is NaN, infinite or out of range.
     """
     array = _array(values, where)
+    if len(array) and not array.size:
+        raise UserError(f"expected numbers in each sample of {where}, received none: shape {array.shape}; correct it")
     if array.dtype.kind in "iu" and array.ndim > 2:
         array = _pixels(array, where)
     if array.dtype == np.uint8:

@@ -47,7 +47,7 @@ def load(config: DataConfig) -> Dataset:
             check_memory(path, 2 * _declared_bytes(archive, os.fstat(stream.fileno()).st_size))
         with np.load(path, allow_pickle=False) as arrays:
             train, validation = _splits(arrays, config, path)
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:  # the last: encrypted
         raise UserError(
             f"expected arrays of numbers as numpy.savez writes them in {path}, received something else "
             f"({summary(error)}); write it again"

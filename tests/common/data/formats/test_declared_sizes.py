@@ -130,3 +130,15 @@ def test_links_and_devices_are_counted(tmp_path, capsys):
     what = "links, devices and sparse files in archives: 3, such as link"
     warning = f"allstep: warning: webdataset:{tmp_path}: passed over {what}\n"
     assert capsys.readouterr().err == warning
+
+
+def test_npz_that_is_encrypted_or_has_samples_without_numbers(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 0, 3), np.float32), y=np.arange(4))
+    with pytest.raises(UserError, match=r"expected numbers in each sample of .*, received none: shape \(4, 0, 3\)"):
+        open_data("npz", tmp_path / "a.npz")
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    for mark, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flags of a member, in both places
+        content[content.find(mark) + offset] |= 1
+    (tmp_path / "b.npz").write_bytes(content)
+    with pytest.raises(UserError, match="received something else .*is encrypted, password required"):
+        open_data("npz", tmp_path / "b.npz")
