@@ -21,15 +21,15 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
+from allstep.common.training.trial import TrialCheck
 from allstep.pytorch.kept.network_state import as_array, as_tensor, load, weights
 
 
-def build_network(config: TrainConfig, dataset: Dataset, own: Any = None, *, warns: bool = True) -> nn.Module:
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
     """Build the network that --model names, for a data set.
 
     Args:
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
-        warns: whether to warn of what is likely a mistake: on one rank.
 
     Raises:
         UserError: no network has that name, or it does not fit the data set's samples.
@@ -38,7 +38,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None, *, war
         from allstep.pytorch.other_networks import build_other
 
         options, sharded = parsed(config.model_args), config.strategy == "fsdp"
-        return build_other(config.model, dataset, config.data.seed, own, options, warns=warns, sharded=sharded)
+        return build_other(config.model, dataset, config.data.seed, own, options, sharded=sharded)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
@@ -48,9 +48,12 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
     if config.model in MODELS:
         return ()
+    from allstep.pytorch.kept.pass_state import RUNNING, pass_state
     from allstep.pytorch.other_networks import NormCheck, Reseed
 
-    return Reseed(network), NormCheck(network)
+    weights = [name for name, one in network.named_parameters() if one.requires_grad]
+    trial = TrialCheck(pass_state(network), weights, averaged=RUNNING, puts_back=True)
+    return Reseed(network), trial, NormCheck(network)
 
 
 def build_model(

@@ -8,15 +8,17 @@ suite's canonical weights, so that their curves can be compared.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.terminal import print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
@@ -25,10 +27,10 @@ from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
-from allstep.common.training.trial import are_probabilities
+from allstep.common.training.trial import TRIAL, are_probabilities
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
-from allstep.pytorch.kept.pass_state import PassState, note_pass_state, pass_state
+from allstep.pytorch.kept.pass_state import note_pass_state, pass_state
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import noting_uses
 from allstep.pytorch.outputs import WithHeads, return_logits
@@ -41,7 +43,6 @@ def build_other(
     own: Any = None,
     options: Mapping[str, Any] | None = None,
     *,
-    warns: bool = True,
     sharded: bool = True,
 ) -> nn.Module:
     """Build the network that `model` names and try it on two samples of random numbers.
@@ -50,7 +51,6 @@ def build_other(
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
-        warns: whether to warn of a softmax at the end, and of state that checkpoints lack.
         sharded: whether the strategy has to know how weights are used (see `kept.uses`).
 
     Raises:
@@ -67,17 +67,8 @@ def build_other(
         outputs = user_file.call(_outputs, network, dataset, sharded, flag=f"--model {model}")
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
-    logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else None
-    if warns and dataset.task == "classification" and logits is not None and are_probabilities(logits):
-        warn(
-            f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; leave "
-            "the softmax out"
-        )
-    if warns and (forgotten := pass_state(network).forgotten):
-        warn(
-            f"--model {model} changes {forgotten[0]} in training, which its state_dict() lacks: checkpoints lack it, "
-            "and a resumed run begins with its first value; register it as a buffer, or return it from get_extra_state"
-        )
+    logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else np.zeros(0)
+    vars(network)[TRIAL] = dataclasses.replace(pass_state(network), ends_in_softmax=are_probabilities(logits))
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
     if unused := next((name for name, module in network.named_modules() if is_lazy(module)), None):
         raise UserError(
@@ -136,6 +127,8 @@ def _outputs(network: nn.Module, dataset: Dataset, sharded: bool, of_library: bo
             network.eval()(inputs)
         before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
         others, outputs = torch.cat([inputs[:1], drawn()[1:]]), None
+        if dataset.input_type != "int64":
+            others[1:] *= 3  # a sample that depends on it changes by more than rounding
         if not of_library:
             outputs = network.eval()(inputs)
             before.restore()  # some count these passes as well
@@ -208,46 +201,19 @@ class Reseed(Hook):
 
 
 class NormCheck(Hook):
-    """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails.
-
-    And parts of a batch for a network that sets weights from its first samples, as activation norms do, and several
-    passes a step for one that counts them.
-    """
+    """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails."""
 
     def __init__(self, network: nn.Module) -> None:
         """Take a network that `build_other` has tried."""
         self._network = network
 
     def on_start(self, session: TrainingRun) -> None:
-        """Check the passes of a step.
+        """Check the smallest pass.
 
         Raises:
-            UserError: one has a single sample, which is too few for a batch norm, or a part of those that set weights,
-                or there are several where passes are counted.
+            UserError: it has a single sample, which is too few for a batch norm.
         """
         config = session.config
-        num_parts = config.parallel.num_slices or session.placement.world_size * config.parallel.accumulate_steps
-        state, weights = pass_state(self._network), dict(self._network.named_parameters())
-        for name in state.sampled if num_parts > 1 else ():
-            if name not in weights:
-                raise UserError(
-                    f"--model {config.model} changes {name} by the samples of each pass, of which each rank or pass "
-                    "would see a part; train in one process without --accumulate-steps and --slices, or give it a name "
-                    f"that begins with running_ if its mean over ranks will do"
-                )
-            if not session.progress.step:
-                raise UserError(
-                    f"--model {config.model} sets {name} from its first samples, of which each rank or pass would see "
-                    "a part; begin in one process without --accumulate-steps and --slices, and go on from there by "
-                    "--resume"
-                )
-        if state.repeated and config.parallel.slices:
-            raise UserError(
-                f"--model {config.model} changes {min(state.repeated)} in each pass, of which --slices takes several a "
-                "step; leave it out"
-            )
-        if num_parts > 1 and session.placement.rank == 0:
-            _tell(state, config.model)
         if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:
             return  # the batch size is that of the run before
         if config.parallel.sync_batch_norm:
@@ -261,20 +227,6 @@ class NormCheck(Hook):
                     f"the batch norm {name} of --model {config.model} needs two samples at least in each pass of a "
                     f"rank, and a batch of {num_samples} samples has fewer; give --drop-last or another --batch-size"
                 )
-
-
-def _tell(state: PassState, model: str) -> None:
-    """Warn of what makes several ranks or passes something else than one with the whole batch."""
-    if state.couples:
-        warn(
-            f"--model {model} computes the samples of a pass together, of which each rank or pass has a part: it is "
-            "not trained as in one process with the whole batch"
-        )
-    if state.hooked:
-        warn(
-            f"--model {model} has hooks for the gradient of {state.hooked}, which see that of each rank or pass, "
-            "before they are averaged"
-        )
 
 
 _ONE_VALUE = "allstep_one_value"

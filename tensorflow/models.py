@@ -25,7 +25,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
-from allstep.common.training.trial import TRIAL
+from allstep.common.training.trial import TRIAL, TrialCheck
 from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
@@ -58,9 +58,10 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
     """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
     if config.model in MODELS:
         return ()
-    from allstep.tensorflow.other_networks import Reseed
+    from allstep.tensorflow.other_networks import MOVING, Reseed
 
-    return Reseed(network), vars(network)[TRIAL]
+    weights = [variable.path for variable in network.trainable_variables]
+    return Reseed(network), TrialCheck(vars(network)[TRIAL], weights, averaged=MOVING, puts_back=False)
 
 
 def build_model(

@@ -9,9 +9,10 @@ NAMES in the file maps names of Keras layers to their names in PyTorch, if these
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
@@ -23,19 +24,21 @@ from allstep.common.base.terminal import print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
+from allstep.common.data.formats.random_draws import seeded
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.training_run import TrainingRun
-from allstep.common.training.trial import TRIAL, Trial, are_probabilities
+from allstep.common.training.trial import TRIAL, PassState, are_probabilities, try_passes
 from allstep.tensorflow.compat import global_seed_generator, layers_of
 from allstep.tensorflow.models import canonical_weights
+from allstep.tensorflow.networks.batch_norm import BatchNorm
 
 
 def build_other(
     model: str, dataset: Dataset, seed: int, own: Any = None, options: Mapping[str, Any] | None = None
 ) -> keras.Model:
-    """Build the network that `model` names and try it on two samples of zeros.
+    """Build the network that `model` names and try it on two samples of random numbers.
 
     Args:
         model: FILE.py:FUNCTION or keras:NAME.
@@ -64,6 +67,7 @@ def build_other(
             raise
         except Exception as error:
             raise cannot_build(model, dataset, error) from error
+    tf.random.set_seed(seed % 2**32)  # the trial has drawn from it
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
@@ -96,51 +100,105 @@ def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model
 
 
 def _outputs(network: keras.Model, dataset: Dataset, model: str) -> object:
-    """Return the network's outputs for two samples of zeros.
+    """Return the network's outputs for two samples of random numbers.
 
-    It is tried in training as well, with two kinds of samples, to see what changes in a pass; all variables stay as
-    they are.
+    It is tried in training as well, to see what changes in a pass; all variables stay as they are.
 
     Returns: outputs in validation, or those in training if these have another shape.
     """
-    shape, dtype = (2, *dataset.input_shape), np.int64 if dataset.input_type == "int64" else np.float32
-    inputs = np.zeros(shape, dtype)
+    draw, shape = np.random.default_rng(0), (3, *dataset.input_shape)
+    if dataset.input_type == "int64":
+        drawn = draw.integers(max(1, dataset.num_tokens), size=shape)
+    else:
+        drawn = draw.standard_normal(shape, np.float32)
+        drawn[2] *= 3  # a sample that depends on it changes by more than rounding
+    inputs, others = drawn[:2], drawn[[0, 2]]
     outputs = network(inputs, training=False)
     if getattr(outputs, "_keras_mask", None) is not None:
         raise UserError(
             f"--model {model} ends in a mask of its outputs, which Keras' losses heed and the trainer's do not; "
             "end the mask before, as a recurrent layer does"
         )
-    trained, changed = _trained(network, inputs)
-    # What changes alike with all samples counts passes, and does not look at samples.
-    _, by_others = _trained(network, np.ones(shape, dtype)) if changed else (None, {})
-    alike = [path for path in changed.keys() & by_others.keys() if np.array_equal(changed[path], by_others[path])]
-    weights = {variable.path for variable in network.trainable_variables}
-    trial = Trial(
-        sets=next((path for path in changed if path in weights and path not in alike), None),
-        counts=next((path for path in changed if path in alike or changed[path].dtype.kind in "iu"), None),
-        ends_in_softmax=isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy()),
-    )
-    setattr(network, TRIAL, trial)
+    trained, state = _tried(network, inputs, others)
+    softmax = isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy())
+    setattr(network, TRIAL, dataclasses.replace(state, ends_in_softmax=softmax))
     if not isinstance(trained, tf.Tensor) or not isinstance(outputs, tf.Tensor):
         return None
     return outputs if trained.shape == outputs.shape else trained
 
 
-def _trained(network: keras.Model, inputs: np.ndarray) -> tuple[object, dict[str, np.ndarray]]:
-    """Return the outputs of a pass in training, and what it makes of variables; the network keeps those of before.
+def _tried(network: keras.Model, inputs: np.ndarray, others: np.ndarray) -> tuple[object, PassState]:
+    """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
+    before, found = _Snapshot(network), []
 
-    Random states and the running statistics of Keras' batch norms are left out.
-    """
-    before = [(variable, variable.value.numpy()) for variable in network.variables]
-    outputs, changed = network(inputs, training=True), {}
-    for variable, value in before:
-        after = variable.value.numpy()
-        variable.assign(value)
-        is_known = variable.path.endswith(_SEED) or "/moving_" in variable.path
-        if not is_known and value.tobytes() != after.tobytes():
-            changed[variable.path] = after
-    return outputs, changed
+    def run(is_other: bool) -> np.ndarray | None:
+        before.reseed()
+        tf.random.set_seed(0)
+        with seeded():
+            found.append(network(others if is_other else inputs, training=True))
+        return tf.cast(found[-1], tf.float32).numpy() if isinstance(found[-1], tf.Tensor) else None
+
+    kinds = (BatchNorm, keras.layers.BatchNormalization)
+    has_norms = any(isinstance(layer, kinds) for layer in layers_of(network))
+    is_of_user = not type(network).__module__.startswith("keras.") or any(
+        not type(layer).__module__.startswith("keras.") for layer in layers_of(network)
+    )
+    _, state = try_passes(
+        run,
+        before,
+        lambda: _Snapshot(network),
+        averaged=lambda: {name for name in before.names if f"/{MOVING}" in name},
+        forgotten=lambda names: names - {variable.path for variable in network.variables},
+        may_couple=is_of_user and not has_norms,
+    )
+    before.restore()
+    return found[0], state
+
+
+class _Snapshot:
+    """Values of a network's variables, and of those of TensorFlow that its layers hold, which Keras does not keep."""
+
+    def __init__(self, network: keras.Model) -> None:
+        raw = {
+            f"{getattr(layer, 'path', layer.name)}/{name}": value
+            for layer in layers_of(network)
+            for name, value in vars(layer).items()
+            if isinstance(value, tf.Variable)
+        }
+        variables = {variable.path: variable.value for variable in network.variables}
+        known = {id(value) for value in variables.values()}
+        variables |= {path: value for path, value in raw.items() if id(value) not in known}
+        self._states = [one for path, one in variables.items() if path.endswith(_SEED)] + [
+            global_seed_generator().state
+        ]
+        self._variables = variables
+        self._values = {path: variable.numpy() for path, variable in variables.items()}
+        self._seeds = [np.array(state) for state in self._states]
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all variables."""
+        return set(self._variables)
+
+    def changes(self) -> set[str]:
+        """Return the names of what has changed since, without random states."""
+        return {
+            path
+            for path, variable in self._variables.items()
+            if not path.endswith(_SEED) and variable.numpy().tobytes() != self._values[path].tobytes()
+        }
+
+    def restore(self, *, without: Collection[str] = ()) -> None:
+        """Put all values back, except for the names of `without`."""
+        for path, variable in self._variables.items():
+            if path not in without:
+                variable.assign(self._values[path])
+        self.reseed()
+
+    def reseed(self) -> None:
+        """Put the random states back."""
+        for state, value in zip(self._states, self._seeds, strict=True):
+            state.assign(value)
 
 
 def _check_layers(network: keras.Model, model: str) -> None:
@@ -191,6 +249,8 @@ def _check_weights(network: keras.Model, model: str) -> None:
         raise UserError(f"expected a network with weights to train from --model {model}, received none; return another")
 
 
+MOVING = "moving_"
+"""Beginning of the names of running statistics."""
 _SEED = "seed_generator_state"
 """End of the paths of Keras' random states."""
 

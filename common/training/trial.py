@@ -1,9 +1,15 @@
-"""Results of trying a user's network before training, and the passes that they rule out."""
+"""Trial of a user's network before training: what a pass changes by itself, and the runs that this rules out.
+
+State that a pass in training changes without an optimizer are counters, flags, averages, codebooks. What depends on the
+samples of the pass can be the same as in one process only where one pass has the whole batch; running statistics alone
+are averaged over ranks. What does not depend on them is the same on all ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,42 +21,174 @@ if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
 TRIAL = "allstep_trial"
-"""Attribute of a network that holds its trial."""
+"""Attribute of a network that holds the result of its trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(Hook):
-    """Hook that refuses passes which such a network cannot take, and tells that it ends in a softmax."""
+class PassState:
+    """Names of what a pass changes, and how it uses samples."""
 
-    sets: str | None
-    """Weight that the first samples set, as activation norms do."""
-    counts: str | None
-    """Entry of the network's state that changes in each pass in training, whatever the samples are."""
-    ends_in_softmax: bool
+    repeated: frozenset[str] = frozenset()
+    """Names of what changes alike in each pass, whatever its samples are."""
+    sampled: tuple[str, ...] = ()
+    """Names of what depends on the samples or on random numbers, without running statistics."""
+    forgotten: tuple[str, ...] = ()
+    """Names of what checkpoints lack."""
+    remembers: bool = False
+    """Whether the outputs of the next pass depend on what checkpoints lack."""
+    couples: bool = False
+    """Whether the outputs of a sample depend on the others of its pass, otherwise than by batch norm."""
+    hooked: str | None = None
+    """Name of a weight whose gradient the user's hooks see or change."""
+    ends_in_softmax: bool = False
+
+
+class Snapshot(Protocol):
+    """State of a network at a moment."""
+
+    def changes(self) -> set[str]:
+        """Return the names of what has changed since."""
+        ...
+
+    def restore(self, *, without: Collection[str] = ()) -> None:
+        """Put the state back, except for the names of `without`."""
+        ...
+
+
+def try_passes(
+    run: Callable[[bool], Any],
+    before: Snapshot,
+    take: Callable[[], Snapshot],
+    *,
+    averaged: Callable[[], set[str]],
+    forgotten: Callable[[set[str]], set[str]],
+    may_couple: bool,
+) -> tuple[Any, PassState]:
+    """Run a network in training and look at what passes change; its state is another one afterwards.
+
+    Args:
+        run: makes a pass, always with the same random numbers: on two samples, or on the first of them and another;
+            returns the outputs as an array, or as something else that cannot be compared.
+        before: a snapshot of the network.
+        take: takes another one.
+        averaged: returns the names of running statistics.
+        forgotten: returns those of some names that checkpoints lack.
+        may_couple: whether to look at whether the outputs of a sample depend on the others.
+
+    Returns: the outputs of the first pass, and what was found.
+    """
+    outputs = run(False)
+    changed, sampled, couples = before.changes() - averaged(), set[str](), False
+    if changed or may_couple:
+        after = take()
+        before.restore()
+        again = run(True)
+        sampled = after.changes() - averaged()
+        couples = may_couple and not _same(outputs, again, 1)
+    repeated, lacking, remembers = changed - sampled, forgotten(changed | sampled), False
+    if lacking:
+        before.restore(without=lacking)
+        remembers = not _same(outputs, run(False), None)
+    if not remembers:  # such as an auxiliary loss that each pass computes again
+        sampled -= lacking
+    return outputs, PassState(
+        repeated=frozenset(repeated),
+        sampled=tuple(sorted(sampled)),
+        forgotten=tuple(sorted(lacking)),
+        remembers=remembers,
+        couples=couples,
+    )
+
+
+def _same(outputs: Any, others: Any, number: int | None) -> bool:
+    """Return whether the outputs of the first samples are the same within rounding; true for what is no array."""
+    if not isinstance(outputs, np.ndarray) or not isinstance(others, np.ndarray) or outputs.ndim == 0:
+        return True
+    if outputs.shape != others.shape:
+        return False
+    return np.allclose(outputs[:number], others[:number], rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+class TrialCheck(Hook):
+    """Hook that refuses runs in which such a network would be trained otherwise than in one process."""
+
+    def __init__(self, state: PassState, weights: Collection[str], *, averaged: str, puts_back: bool) -> None:
+        """Take the result of a trial.
+
+        Args:
+            weights: names of the weights that the optimizer changes.
+            averaged: beginning of the names of state that is averaged over ranks.
+            puts_back: whether each pass of a step begins with the state of the first.
+        """
+        self._state, self._weights, self._averaged, self._puts_back = state, weights, averaged, puts_back
 
     def on_start(self, session: TrainingRun) -> None:
-        """Check the passes of a step.
+        """Check passes and resuming.
 
         Raises:
-            UserError: parts of a batch would set a weight, or there are several passes where passes are counted.
+            UserError: parts of a batch would change a state that one pass changes by the whole batch, or a resumed run
+                would begin with another state than the run before ended with.
         """
-        config, placement = session.config, session.placement
+        config, placement, state = session.config, session.placement, self._state
         num_parts = config.parallel.num_slices or placement.world_size * config.parallel.accumulate_steps
-        if self.sets and num_parts > 1 and not session.progress.step:
+        if num_parts > 1:
+            self._check_parts(config.model, is_first=not session.progress.step)
+        if state.repeated and num_parts > placement.world_size and (config.parallel.slices or not self._puts_back):
+            flag = "--slices" if config.parallel.slices else "--accumulate-steps"
             raise UserError(
-                f"--model {config.model} sets {self.sets} from its first samples, of which each rank or pass would see "
-                "a part; begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
+                f"--model {config.model} changes {min(state.repeated)} in each pass, of which {flag} takes several a "
+                "step; leave it out"
             )
-        if self.counts and num_parts > placement.world_size:
+        if state.remembers and session.progress.step:
             raise UserError(
-                f"--model {config.model} changes {self.counts} in each pass, of which --accumulate-steps and --slices "
-                "take several a step; leave them out"
+                f"--model {config.model} computes with {state.forgotten[0]}, which it changes in training and "
+                f"checkpoints lack: a resumed run would not go on as the one before; keep it in {_KEPT}, or start "
+                "again by --init-from"
             )
-        if self.ends_in_softmax and session.dataset.task == "classification" and placement.rank == 0:
+        if placement.rank == 0:
+            self._tell(config.model, session.dataset.task, num_parts)
+
+    def _check_parts(self, model: str, *, is_first: bool) -> None:
+        for name in self._state.sampled:
+            if name not in self._weights:
+                raise UserError(
+                    f"--model {model} changes {name} by the samples of each pass, of which each rank or pass would see "
+                    "a part; train in one process without --accumulate-steps and --slices, or give it a name that "
+                    f"begins with {self._averaged} if its mean over ranks will do"
+                )
+            if is_first:
+                raise UserError(
+                    f"--model {model} sets {name} from its first samples, of which each rank or pass would see a part; "
+                    "begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
+                )
+        if self._state.couples:
+            raise UserError(
+                f"--model {model} computes the samples of a pass together, of which each rank or pass would have a "
+                "part; train in one process without --accumulate-steps and --slices, or use the framework's own batch "
+                "norm, with --sync-batch-norm"
+            )
+
+    def _tell(self, model: str, task: str, num_parts: int) -> None:
+        state = self._state
+        if state.ends_in_softmax and task == "classification":
             warn(
-                f"--model {config.model} seems to end in a softmax: its outputs add up to 1, where the loss expects "
-                "logits; leave the softmax out"
+                f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; "
+                "leave the softmax out"
             )
+        if state.forgotten:
+            refused = ", so that --resume will be refused" if state.remembers else ""
+            warn(
+                f"--model {model} changes {state.forgotten[0]} in training, which checkpoints lack{refused}; keep it "
+                f"in {_KEPT}"
+            )
+        if state.hooked and num_parts > 1:
+            warn(
+                f"--model {model} has hooks for the gradient of {state.hooked}, which see that of each rank or pass, "
+                "before they are averaged"
+            )
+
+
+_KEPT = "a buffer or in get_extra_state (PyTorch), or in a variable of Keras"
 
 
 def are_probabilities(outputs: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Container
+from collections.abc import Collection, Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class Snapshot:
         self._attributes: dict[str, dict[str, Any]] = {}
         # A scripted module's buffers are in its program.
         self._buffers = [
-            (one, {n: b for n, b in one._buffers.items() if names is None or f"{path}.{n}".lstrip(".") in names})
+            (one, {n: b for n, b in _buffers(path, one) if names is None or b[0] in names})
             for path, one in self._modules
             if not _is_script(one)
         ]
@@ -50,21 +50,26 @@ class Snapshot:
         }
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put all of it back."""
-        for tensor, value in self._tensors.values():
+    def restore(self, *, without: Collection[str] = ()) -> None:
+        """Put all of it back, except for the names of `without`."""
+        for name, (tensor, value) in self._tensors.items():
+            if name in without:
+                continue
             if tensor.shape != value.shape:
                 tensor.resize_(value.shape)
             tensor.copy_(value)
         for path, module in self._modules:
             own, before = vars(module), self._attributes[path]
+            prefix = f"{path}." if path else ""
             if self.is_whole:
                 for name in _attributes(module).keys() - before.keys():
-                    del own[name]
+                    if prefix + name not in without:
+                        del own[name]
             for name, value in before.items():
-                own[name] = _put_back(value)
+                if prefix + name not in without:
+                    own[name] = _put_back(value)
         for module, buffers in self._buffers:
-            module._buffers.update(buffers)
+            module._buffers.update({n: b for n, (name, b) in buffers.items() if name not in without})
         for module, state in self._extra.values():
             module.set_extra_state(copy.deepcopy(state))
 
@@ -86,6 +91,11 @@ class Snapshot:
             if not torch.equal(encode(module.get_extra_state()), encode(state)):
                 changed.add(name)
         return changed
+
+
+def _buffers(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[str, torch.Tensor | None]]]:
+    """Yield the buffers of a module by name, each with its whole name."""
+    return ((name, (f"{path}.{name}".lstrip("."), one)) for name, one in module._buffers.items())
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

@@ -74,6 +74,36 @@ class SetsFromFirstSamples(layers.Layer):
         return inputs + self.shift
 
 
+class Codebook(layers.Layer):
+    """Vectors that follow the samples, as a moving average of Keras would be named otherwise."""
+
+    def build(self, shape):
+        self.vectors = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="vectors")
+
+    def call(self, inputs, training=False):
+        if training:
+            self.vectors.assign(0.9 * self.vectors + 0.1 * tf.reduce_mean(inputs, 0))
+        return inputs - self.vectors
+
+
+class Centred(layers.Layer):
+    def call(self, inputs):
+        return inputs - tf.reduce_mean(inputs, 0)
+
+
+class Forgetful(layers.Layer):
+    """A variable of TensorFlow, which Keras does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = tf.Variable(0.0, trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.calls.assign_add(1.0)
+        return inputs * (1 + 0.1 * self.calls)
+
+
 def adapted(samples):
     layer = layers.Normalization()
     layer.adapt(samples)
@@ -130,6 +160,8 @@ TRAIN = {
     "named input, list of outputs": (VECTORS, with_named_input),
     "counter": (VECTORS, lambda: stacked(VECTORS, Counts("int32"))),
     "first samples": (VECTORS, lambda: stacked(VECTORS, SetsFromFirstSamples())),
+    "codebook": (VECTORS, lambda: stacked(VECTORS, Codebook())),
+    "coupled": (VECTORS, lambda: stacked(VECTORS, Centred())),
 }  # fmt: skip
 
 
@@ -211,6 +243,8 @@ REFUSED = {
         lambda: stacked(VECTORS, layers.SpectralNormalization(layers.Dense(7))), PASSES, "changes .*kernel in each pass"
     ),
     "first samples": (lambda: stacked(VECTORS, SetsFromFirstSamples()), PASSES, "sets .*shift from its first samples"),
+    "codebook": (lambda: stacked(VECTORS, Codebook()), PASSES, "changes .*vectors by the samples of each pass"),
+    "coupled": (lambda: stacked(VECTORS, Centred()), PASSES, "computes the samples of a pass together"),
 }  # fmt: skip
 
 
@@ -220,6 +254,14 @@ def test_refused_before_the_first_step(name):
     samples = SERIES if build is Stateful else VECTORS
     with pytest.raises(UserError, match=line):
         trained(samples, build, **flags)
+
+
+def test_what_checkpoints_lack_is_told_and_no_run_resumes_without_it(tmp_path, capsys):
+    flags = {"output_dir": str(tmp_path)}
+    trained(VECTORS, lambda: stacked(VECTORS, Forgetful()), epochs=1, **flags)
+    assert "calls in training, which checkpoints lack, so that --resume will be refused" in capsys.readouterr().err
+    with pytest.raises(UserError, match="computes with .*calls, which it changes in training and checkpoints lack"):
+        trained(VECTORS, lambda: stacked(VECTORS, Forgetful()), epochs=2, resume="latest", **flags)
 
 
 def without_decay_of_biases():

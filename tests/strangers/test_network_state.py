@@ -196,6 +196,17 @@ class Forgetful(Base):
         return hidden * (1 + 0.1 * self.calls) * torch.rand(6, generator=self.generator)
 
 
+class Observer(Base):
+    """A list of means that nothing is computed with."""
+
+    def more(self) -> None:
+        self.seen = list[float]()
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.seen.append(float(hidden.mean()))
+        return hidden
+
+
 class Coupled(Base):
     """A network that compares the samples of a batch."""
 
@@ -213,9 +224,9 @@ class Hooked(Base):
 @pytest.mark.parametrize(
     ("build", "passes", "line"),
     [
-        (Forgetful, 1, "changes calls in training, which its state_dict() lacks: checkpoints lack it, and a resumed"),
+        (Forgetful, 1, "changes calls in training, which checkpoints lack, so that --resume will be refused; keep it"),
+        (Observer, 1, "changes seen in training, which checkpoints lack; keep it in a buffer"),
         (Coupled, 1, ""),
-        (Coupled, 2, "computes the samples of a pass together, of which each rank or pass has a part"),
         (Hooked, 1, ""),
         (Hooked, 2, "has hooks for the gradient of b.weight, which see that of each rank or pass"),
     ],
@@ -225,6 +236,20 @@ def test_what_is_told(build, passes, line, capfd):
     Session(network, (X, Y), (X, Y), epochs=1, base_lr=RATE, global_batch_size=BATCH, accumulate_steps=passes).fit()
     err = capfd.readouterr().err
     assert line in err and err.count("warning") == bool(line)
+
+
+@pytest.mark.parametrize("build", [Coupled, Forgetful])
+def test_what_is_refused(build, tmp_path):
+    if build is Coupled:
+        with pytest.raises(
+            UserError, match="computes the samples of a pass together, of which each rank or pass would"
+        ):
+            train_twice(build, tmp_path, accumulate_steps=2)
+    else:
+        with pytest.raises(
+            UserError, match="computes with calls, which it changes in training and checkpoints lack: a"
+        ):
+            train_twice(build, tmp_path, optimizer="sgd")
 
 
 def test_slices(tmp_path):
