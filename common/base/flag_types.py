@@ -157,8 +157,8 @@ def ramp_step(word: str) -> str:
 
 def step_range(word: str) -> str:
     """Parse FIRST:LAST, steps that count from 1."""
-    first, colon, last = word.partition(":")
-    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= MAX_COUNT):
+    steps = re.fullmatch(r"([0-9]{1,20}):([0-9]{1,20})", word)
+    if not (steps and 1 <= int(steps[1]) <= int(steps[2]) <= MAX_COUNT):
         raise wrong("to be FIRST:LAST, steps from 1 on", word, "write it as in 10:15")
     return word
 

@@ -66,7 +66,7 @@ def best_name(word: str) -> str:
 
 def top_k(word: str) -> int | None:
     """Return K of top-K, or None."""
-    match = re.fullmatch(r"top-([1-9]\d{0,5})", word)
+    match = re.fullmatch(r"top-([1-9]\d{0,5})", word, re.ASCII)
     return int(match[1]) if match else None
 
 

@@ -54,7 +54,7 @@ def load(folder: Path) -> Any:
 
 def is_own_file(name: str) -> bool:
     """Return whether `save` writes files of that name."""
-    return name == _VALUES or re.fullmatch(r"\d+\.npy", name) is not None
+    return name == _VALUES or re.fullmatch(r"[0-9]+\.npy", name) is not None
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:

@@ -103,6 +103,7 @@ def test_mistakes(tmp_path):
         (("--profile", "1:2"), "expected --output-dir with --profile, received none"),
         ((*out, "--profile", "5:2"), "expected --profile to be FIRST:LAST, steps from 1 on, received 5:2"),
         ((*out, "--profile", "0:2"), "received 0:2; write it as in 10:15"),
+        ((*out, "--profile", "\u0661:2"), "received \u0661:2; write it as in 10:15"),
         ((*out, "--profile-ranks", "0"), "--profile-ranks needs --profile, received none"),
     ]:
         with pytest.raises(UserError, match=expected):
