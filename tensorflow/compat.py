@@ -133,3 +133,8 @@ def fill_legacy_optimizers() -> None:
 def wrap_synchronised_moments(wrap: Wrap) -> None:
     """Replace the function by which `BatchNormalization(synchronized=True)` computes mean and variance."""
     nn._compute_moments_sync = wrap(nn._compute_moments_sync)
+
+
+def wrap_masked_moments(wrap: Wrap) -> None:
+    """Replace the method by which `BatchNormalization` computes mean and variance, with a mask or without."""
+    keras.layers.BatchNormalization._moments = wrap(keras.layers.BatchNormalization._moments)

@@ -6,6 +6,7 @@ module makes the option mean Horovod's ranks where Horovod has several.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.compat import is_in_xla, wrap_synchronised_moments
+from allstep.tensorflow.compat import is_in_xla, wrap_masked_moments, wrap_synchronised_moments
 
 _COUNTER = "_allstep_synchronised_moments"
 
@@ -34,21 +35,41 @@ def _over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
     def over_ranks(x: tf.Tensor, axes: list[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
         if not hvd.is_initialized() or hvd.size() == 1:
             return moments(x, axes, keepdims)
-        if is_in_xla():
-            raise NotImplementedError(
-                "BatchNormalization(synchronized=True) asks the other ranks in each step, which XLA cannot compile: "
-                "compile the model with jit_compile=False."
-            )
-        name = _next_name()
-        count = tf.reduce_sum(tf.ones_like(x), axes, keepdims=True)
-        sums = _sum(tf.stack([tf.reduce_sum(x, axes, keepdims=True), count]), f"{name}.mean")
-        mean = tf.math.divide_no_nan(sums[0], sums[1])
-        # Around the mean: the sum of squares alone would lose digits.
-        squares = _sum(tf.reduce_sum(tf.square(x - mean), axes, keepdims=True), f"{name}.variance")
-        variance = tf.math.divide_no_nan(squares, sums[1])
+        mean, variance = _moments_of_all(x, tf.ones_like(x, tf.bool), axes)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     return over_ranks
+
+
+def _masked_over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `BatchNormalization._moments`, which leaves out the other replicas where samples have a mask."""
+
+    @functools.wraps(moments)
+    def over_ranks(self: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        if mask is None or not self.synchronized or not hvd.is_initialized() or hvd.size() == 1:
+            return moments(self, inputs, mask)
+        counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+        mean, variance = _moments_of_all(inputs, counts, self._reduction_axes)
+        return tf.squeeze(mean), tf.squeeze(variance)
+
+    return over_ranks
+
+
+def _moments_of_all(x: tf.Tensor, counts: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return mean and variance, with their axes kept, of those values of all ranks that count."""
+    if is_in_xla():
+        raise NotImplementedError(
+            "BatchNormalization(synchronized=True) asks the other ranks in each step, which XLA cannot compile: "
+            "compile the model with jit_compile=False."
+        )
+    name, zero = _next_name(), tf.zeros_like(x)
+    count = tf.reduce_sum(tf.cast(counts, x.dtype), axes, keepdims=True)
+    sums = _sum(tf.stack([tf.reduce_sum(tf.where(counts, x, zero), axes, keepdims=True), count]), f"{name}.mean")
+    mean = tf.math.divide_no_nan(sums[0], sums[1])
+    # Around the mean: the sum of squares alone would lose digits.
+    centred = tf.where(counts, x - mean, zero)
+    squares = _sum(tf.reduce_sum(tf.square(centred), axes, keepdims=True), f"{name}.variance")
+    return mean, tf.math.divide_no_nan(squares, sums[1])
 
 
 def _next_name() -> str:
@@ -75,3 +96,4 @@ def _all_reduce(values: tf.Tensor, name: str) -> tf.Tensor:
 
 
 wrap_synchronised_moments(_over_ranks)
+wrap_masked_moments(_masked_over_ranks)

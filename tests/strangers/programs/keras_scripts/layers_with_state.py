@@ -42,6 +42,17 @@ def batch_norm_eagerly(hvd, rank, size):
     return model
 
 
+@trains
+def batch_norm_of_masked_samples(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    inputs = keras.Input((FEATURES,))
+    hidden = layers.Reshape((5, 1))(layers.Dense(5)(inputs))
+    norm = layers.BatchNormalization(synchronized=bool(hvd))(hidden, mask=hidden[..., 0] > 0)
+    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(norm)))
+    fit(hvd, compiled(hvd, model, keras.optimizers.SGD(0.1), run_eagerly=False), rank, size)
+    return model
+
+
 def first_part():
     """Return the samples of rank 0 of two."""
     return shard(samples()[0], 0, 2)
