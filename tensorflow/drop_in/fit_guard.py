@@ -22,6 +22,7 @@ from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallbac
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
 from allstep.tensorflow.drop_in.gathering import gather, per_rank
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
+from allstep.tensorflow.drop_in.own_loop import leave_to_guard
 from allstep.tensorflow.drop_in.reduction import is_elastic
 from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of
 
@@ -45,7 +46,7 @@ def guarded(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
         else:
             arguments["callbacks"] = around
         try:
-            with guard.explained():
+            with guard.explained(), leave_to_guard():
                 yield
         finally:
             if isinstance(given, keras.callbacks.CallbackList):

@@ -16,6 +16,7 @@ from horovod.tensorflow import Adasum, Average
 from horovod.tensorflow.mpi_ops import ProcessSet
 
 from allstep.tensorflow.drop_in.collectives import native, wire_dtype
+from allstep.tensorflow.drop_in.own_loop import SecondStep
 
 Given = tf.Tensor | tf.IndexedSlices
 Gradient = Given | None
@@ -39,6 +40,7 @@ class GradientReduction:
     scale_local_gradients: bool
     local_variables: set[Any] = field(default_factory=set)  # `tf.Variable.ref()` of variables not shared between ranks
     sparse_variables: set[Any] = field(default_factory=set)  # the same of variables whose gradients were IndexedSlices
+    second_step: SecondStep = field(default_factory=SecondStep)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
@@ -60,7 +62,7 @@ class GradientReduction:
         # optimizers of the same class.
         name = f"{self.name}_{zlib.crc32(repr([tuple(grad.shape) for grad in shared.values()]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
-            reduced = _in_turn(name, lambda: self._reduce(dense, sparse, variables, name))
+            reduced = _in_turn(name, lambda: self._compare_and_reduce(dense, sparse, variables, name))
         return [reduced.get(i, grad) for i, grad in enumerate(grads)]
 
     def _num_ranks(self) -> int:
@@ -75,6 +77,15 @@ class GradientReduction:
             assert process_set is not None  # Horovod is initialised
             return 1.0 / tf.cast(hvd.size_op(process_set), tf.float32)
         return 1.0 / self._num_ranks()
+
+    def _compare_and_reduce(
+        self, dense: dict[int, tf.Tensor], sparse: dict[int, tf.IndexedSlices], variables: Sequence[Any], name: str
+    ) -> dict[int, Given]:
+        is_same = (
+            [] if is_elastic() else self.second_step.compare([variables[i] for i in dense], self.process_set, name)
+        )
+        with tf.control_dependencies(is_same):
+            return self._reduce(dense, sparse, variables, name)
 
     def _reduce(
         self, dense: dict[int, tf.Tensor], sparse: dict[int, tf.IndexedSlices], variables: Sequence[Any], name: str

@@ -21,6 +21,10 @@ def test_custom_loop_is_in_step_with_one_collective(behaviour):
     assert len(same(behaviour, "custom_loop")["collectives"]) == 1
 
 
+def test_loops_without_a_broadcast_end(behaviour):
+    assert same(behaviour, "loops_without_a_broadcast") == [True, True]
+
+
 def test_horovods_own_wrapper_is_out_of_step(behaviour):
     """If this fails, Horovod supports Keras 3, and horovod_keras can be removed."""
     mine, other = (rank["horovods_own_wrapper"] for rank in behaviour)

@@ -34,6 +34,24 @@ def custom_loop():
 
 
 @case
+def loops_without_a_broadcast():
+    """Ranks start from other weights: two steps in a loop, eager and as a graph."""
+    told = []
+    for as_graph in (False, True):
+        keras.utils.set_random_seed(hvd.rank())
+        model, optimizer = network(), hvd.DistributedOptimizer(optimizers.SGD(0.1), name=f"alone_{as_graph}")
+        model.trainable_variables[0].assign_add(tf.fill(model.trainable_variables[0].shape, float(hvd.rank())))
+        model.compile(optimizer, "sparse_categorical_crossentropy", run_eagerly=not as_graph)
+        x, y = samples(seed=hvd.rank())
+        model.train_on_batch(x[:8], y[:8])
+        try:
+            model.train_on_batch(x[:8], y[:8])
+        except (RuntimeError, tf.errors.OpError) as error:
+            told.append("before the second step; received others on rank 1 than on rank 0" in str(error))
+    return told
+
+
+@case
 def horovods_own_wrapper():
     """Horovod's wrapper raises no error, and each rank trains independently: the reason for horovod_keras."""
     import horovod.tensorflow.keras as own
