@@ -24,7 +24,7 @@ from allstep.common.base.terminal import print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
-from allstep.common.data.formats.random_draws import seeded
+from allstep.common.data.formats.map_style import seeded
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook

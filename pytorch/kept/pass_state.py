@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
-from allstep.common.data.formats.random_draws import seeded
+from allstep.common.data.formats.map_style import seeded
 from allstep.common.training.trial import TRIAL, PassState, try_passes
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.snapshot import Snapshot, has_extra_state
