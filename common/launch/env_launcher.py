@@ -60,8 +60,8 @@ def locate(
         return placement
     address = master_address(placement, environ)
     local_address = address_towards(address, _PATIENCE_SECONDS) if placement.rank else ""
-    local = (environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    own = Rank(_host(), socket.gethostname(), local_address, environ[MASTER[0]], *local, flags())
+    local_rank, local_size = (environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    own = Rank(_host(), socket.gethostname(), local_address, environ[MASTER[0]], local_rank, local_size, flags())
     texts = meet(json.dumps(astuple(own)), placement, address, topic="hosts", seconds=_PATIENCE_SECONDS)
     return located(placement, [Rank(*json.loads(text)) for text in texts])
 

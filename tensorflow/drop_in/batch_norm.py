@@ -48,7 +48,7 @@ def _masked_over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
     def over_ranks(self: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         if mask is None or not self.synchronized or not hvd.is_initialized() or hvd.size() == 1:
             return moments(self, inputs, mask)
-        counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+        counts = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs))
         mean, variance = _moments_of_all(inputs, counts, self._reduction_axes)
         return tf.squeeze(mean), tf.squeeze(variance)
 
