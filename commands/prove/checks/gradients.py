@@ -287,8 +287,9 @@ def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: in
 
 def _loss(steps: Sequence[Step]) -> float | None:
     """Return the loss of a step, as the mean over the ranks."""
-    # Before Keras' first step nothing is broadcast yet: only rank 0 has the weights of the run on one rank.
-    losses = [step.loss for step in (steps if steps[0].weights else steps[:1]) if step.loss is not None]
+    # Before Keras' first step nothing may be broadcast yet: only rank 0 has the weights of the run on one rank.
+    is_alike = not differing([step.weights for step in steps])
+    losses = [step.loss for step in (steps if is_alike else steps[:1]) if step.loss is not None]
     return statistics.mean(losses) if losses else None
 
 

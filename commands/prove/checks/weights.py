@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
+from allstep.commands.prove.records import Step
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
@@ -25,10 +26,11 @@ def check(runs: Runs) -> Iterator[Finding]:
         )
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
-        first = next((steps for steps in runs.together.steps(optimizer) if steps[0].weights), None)
+        pairs = ((steps, parted(runs.together, steps)) for steps in runs.together.steps(optimizer) if steps[0].weights)
+        first, names = next(((steps, names) for steps, names in pairs if names is not None), (None, None))
         if first is None:
             continue
-        if names := differing([step.weights for step in first]):
+        if names:
             yield Finding(
                 "weights-differ",
                 "ranks start from different weights, so that they train different models",
@@ -56,7 +58,7 @@ def check_later(runs: Runs) -> Iterator[Finding]:
         if rejoins(runs.together, optimizer):
             continue
         for steps in runs.together.steps(optimizer):
-            if names := differing([step.weights for step in steps]):
+            if names := parted(runs.together, steps):
                 yield Finding(
                     "weights-part",
                     "ranks have started from the same weights, and no longer have the same",
@@ -71,11 +73,20 @@ def rejoins(run: Run, optimizer: int) -> bool:
     """Return whether ranks whose weights differ have the same again later, as with averages of weights (local SGD)."""
     has_parted = False
     for steps in run.steps(optimizer):
-        differ = bool(differing([step.weights for step in steps]))
+        differ = bool(parted(run, steps))
         if has_parted and not differ and steps[0].weights:
             return True
         has_parted |= differ
     return False
+
+
+def parted(run: Run, steps: Sequence[Step]) -> list[str] | None:
+    """Return the weights that differ between ranks before a step.
+
+    The result is None if they differ before Keras' first step, after which Horovod's callbacks and examples broadcast.
+    """
+    names = differing([step.weights for step in steps])
+    return None if names and steps[0].number == 1 and run.library == "horovod.tensorflow" else names
 
 
 def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:

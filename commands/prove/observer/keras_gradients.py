@@ -63,8 +63,6 @@ class Gradients:
             size = len(names)
             applied, weights, own = arrays[:size], arrays[size : 2 * size], arrays[2 * size :]
             number = counts[order] = counts.get(order, 0) + 1
-            # Under Horovod, callbacks and custom loops broadcast after the first step, which creates all variables.
-            looks_at_weights = number >= 2
             step = Step(
                 number=number,
                 optimizer=list(counts).index(order) + 1,
@@ -76,7 +74,7 @@ class Gradients:
                     Gradient(name, projections(own[i]) if has_local else None, projections(applied[i]))
                     for i, name in enumerate(names)
                 ),
-                weights={name: digest(weights[i]) for i, name in enumerate(names)} if looks_at_weights else {},
+                weights={name: digest(weights[i]) for i, name in enumerate(names)},
                 state={},
                 loss=finite(loss),
                 device="cpu",
