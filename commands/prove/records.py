@@ -16,6 +16,8 @@ JOIN = "join"
 """Kind of the collective by which a rank waits, after its last batch, for ranks that have more."""
 HOROVOD_JOIN = f"hvd.{JOIN}"
 """Name of the wait in Horovod's join."""
+ADASUM = "adasum"
+"""Operation of a reduction of Horovod that is neither a mean nor a sum."""
 RUNNING = ("running_mean", "running_var")
 """Ends of the names of running statistics."""
 TENSOR_PARALLEL = "tensor parallel"
@@ -50,7 +52,7 @@ class Wrapped:
     kind: str
     line: str
     operation: str = "average"
-    """The requested reduction: average, sum or adasum; for others TENSOR_PARALLEL or AVERAGES_WEIGHTS."""
+    """The requested reduction: average, sum or ADASUM; for others TENSOR_PARALLEL or AVERAGES_WEIGHTS."""
     finds_unused: bool = False
     """Value of DDP's find_unused_parameters."""
     keeps_buffers: bool = False
@@ -81,7 +83,6 @@ class Loop:
     line: str
     num_batches: int | None
     """Number of batches that the loop would have if it were not cut."""
-    batch_size: int | None = None
     num_samples: int | None = None
     """Number of samples in the data set."""
     sampler: Sampler | None = None

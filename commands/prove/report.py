@@ -10,7 +10,7 @@ from allstep.commands.prove.checks import perhaps
 from allstep.commands.prove.checks.rates import warms_up
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
-from allstep.commands.prove.records import Loop, LoopEnd, Unseen, Yielded
+from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, TENSOR_PARALLEL, Loop, LoopEnd, Unseen, Yielded
 from allstep.commands.prove.runs import Rank, Runs
 
 
@@ -81,11 +81,11 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
     elif warms_up(runs):
         yield "whether the learning rate is scaled, for it rises in all steps seen"
-    if run.uses_adasum:
+    if run.has(ADASUM):
         yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
-    if run.averages_weights:
+    if run.has(AVERAGES_WEIGHTS):
         yield "gradients and weights between averages of weights (local SGD)"
-    if run.is_tensor_parallel:
+    if run.has(TENSOR_PARALLEL):
         yield "samples, for ranks share the work on the same ones (tensor parallelism)"
     if any(not step.weights and not step.sharded for step in rank.steps()[1:]):
         yield "weights in some steps"

@@ -11,10 +11,8 @@ from typing import TypeVar
 
 from allstep.commands.prove.phases import validations
 from allstep.commands.prove.records import (
-    AVERAGES_WEIGHTS,
     HOROVOD_JOIN,
     JOIN,
-    TENSOR_PARALLEL,
     Batch,
     Collective,
     Ended,
@@ -192,27 +190,10 @@ class Run:
         """Library that rank 0 has initialised last."""
         return self.ranks[0].library if self.ranks else ""
 
-    @property
-    def uses_adasum(self) -> bool:
-        """Whether a reduction of Horovod is Adasum, which is neither a mean nor a sum."""
-        return any(
-            isinstance(record, (Wrapped, Collective)) and record.operation == "adasum"
-            for rank in self.ranks
-            for record in rank.records
-        )
-
-    @property
-    def is_tensor_parallel(self) -> bool:
-        """Whether ranks share the work on the same samples."""
-        return self._has_operation(TENSOR_PARALLEL)
-
-    @property
-    def averages_weights(self) -> bool:
-        """Whether ranks train apart between averages of their weights."""
-        return self._has_operation(AVERAGES_WEIGHTS)
-
-    def _has_operation(self, operation: str) -> bool:
-        return any(one.operation == operation for rank in self.ranks for one in rank.all(Wrapped))
+    def has(self, operation: str) -> bool:
+        """Return whether a wrapper or a reduction of Horovod has an operation, such as ADASUM."""
+        records = (one for rank in self.ranks for one in rank.records if isinstance(one, (Wrapped, Collective)))
+        return any(one.operation == operation for one in records)
 
     @property
     def writes(self) -> list[Write]:

@@ -15,7 +15,18 @@ import numpy as np
 
 from allstep.commands.prove.checks.weights import differing, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Collective, EarlyClip, Forward, Gradient, Projections, Sent, Step, Wrapped
+from allstep.commands.prove.records import (
+    ADASUM,
+    AVERAGES_WEIGHTS,
+    Collective,
+    EarlyClip,
+    Forward,
+    Gradient,
+    Projections,
+    Sent,
+    Step,
+    Wrapped,
+)
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SAME = 1e-3
@@ -34,7 +45,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     if early := next((clip for rank in run.ranks for clip in rank.all(EarlyClip)), None):
         yield _clipped_early(early)
         return
-    if run.uses_adasum or run.averages_weights:
+    if run.has(ADASUM) or run.has(AVERAGES_WEIGHTS):
         return
     if finding := _changed_early(run):
         yield finding

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from allstep.commands.prove.checks.samples import global_batches
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.records import Step
+from allstep.commands.prove.records import ADASUM, Step
 from allstep.commands.prove.runs import Run, Runs
 
 _NEAR = 0.05
@@ -21,7 +21,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     if finding := _differs(runs.together):
         yield finding
         return
-    if runs.alone is None or runs.together.uses_adasum:  # Adasum needs no scaling
+    if runs.alone is None or runs.together.has(ADASUM):  # Adasum needs no scaling
         return
     alone, together = _steps(runs.alone), _steps(runs.together)
     batch_alone, batch_together = global_batches(runs)

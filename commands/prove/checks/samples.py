@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.records import Forward, Loop, LoopEnd, Yielded
+from allstep.commands.prove.records import TENSOR_PARALLEL, Forward, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -44,7 +44,7 @@ def is_same(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _same_samples(run: Run) -> Finding | None:
-    if run.is_tensor_parallel:
+    if run.has(TENSOR_PARALLEL):
         return None
     sites = _sites(run)
     same_sites = [site for site in sites if _alike(_steps_at(run, [site]))]

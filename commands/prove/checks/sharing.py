@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Held, Loop, LoopEnd
+from allstep.commands.prove.records import TENSOR_PARALLEL, Held, Loop, LoopEnd
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
@@ -19,7 +19,7 @@ def judge(runs: Runs) -> Finding | str | None:
     """Return what is wrong with how ranks share the data set, or a line on what may be, if the steps do not show it."""
     run = runs.together
     loops = [rank.training_loops for rank in run.ranks]
-    if run.num_ranks == 1 or run.is_tensor_parallel:
+    if run.num_ranks == 1 or run.has(TENSOR_PARALLEL):
         return None
     if not all(loops):
         return _without_loops(run)

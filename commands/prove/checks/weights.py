@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.records import Step
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, Step
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
@@ -52,7 +52,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 def check_later(runs: Runs) -> Iterator[Finding]:
     """Compare weights again at the last observed step of the first epoch."""
-    if runs.together.averages_weights:
+    if runs.together.has(AVERAGES_WEIGHTS):
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
         if rejoins(runs.together, optimizer):

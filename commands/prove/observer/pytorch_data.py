@@ -42,7 +42,6 @@ class Loaders:
         """Observe that a loop begins."""
         loop = self._observer.begin_loop(
             _length(loader),
-            batch_size=loader.batch_size,
             num_samples=_length(loader.dataset),
             sampler=_sampler(loader),
             data=self._number_of(loader.dataset),
