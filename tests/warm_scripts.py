@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ranks import environment
 
-from allstep.commands.prove.launching import ITSELF, TF_CONFIG, Script
+from allstep.commands.prove.launching import ITSELF, MIRRORED, TF_CONFIG, Script
 
 _PROGRAM = Path(__file__).parent / "prove" / "programs" / "warm_ranks.py"
 _OBSERVERS = "allstep.commands.prove.observer"
@@ -35,11 +35,11 @@ class WarmScript(Script):
     def _commands(self, num_ranks: int) -> list[list[str]]:
         if self.launcher == ITSELF:
             return super()._commands(num_ranks)
-        own = [self.launcher, str(num_ranks)]
+        num_processes = 1 if self.launcher == MIRRORED else num_ranks
         if self.launcher == TF_CONFIG:
             configurations = [command[:2] for command in super()._commands(num_ranks)]
             return [[*one, *self._client(TF_CONFIG, "1")] for one in configurations]
-        return [self._client(*own)]
+        return [self._client(self.launcher, str(num_processes))]
 
     def _client(self, *own: str) -> list[str]:
         framework = "keras" if "keras" in self.path.read_text() else "torch"
