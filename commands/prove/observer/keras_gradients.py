@@ -57,7 +57,7 @@ class Gradients:
         ]
         order, line, kind = id(optimizer), self._observer.line_of_main(), type(optimizer).__name__
         counts = self._num_steps[replica]
-        num_values = sum(math.prod(variable.shape) for variable in variables)
+        size_of_all = (False, sum(math.prod(variable.shape) for variable in variables))
 
         def write(loss: Any, rate: Any, *arrays: Any) -> None:
             size = len(names)
@@ -81,7 +81,7 @@ class Gradients:
                 line=line,
             )
             self._observer.write(step, replica)
-            is_enough = self._observer.progress.end_step(replica, step.optimizer, num_values)
+            is_enough = self._observer.progress.end_step(replica, step.optimizer, size_of_all)
             if is_enough and not self._observer.is_in_fit:
                 self._observer.end("steps")
                 os._exit(0)  # an exception raised here would not reach the script

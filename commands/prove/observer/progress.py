@@ -16,7 +16,7 @@ class Progress:
     def __init__(self, num_steps: int) -> None:
         self._limit = num_steps
         self._num_steps: dict[int, Counter[int]] = defaultdict(Counter)  # by replica and optimizer
-        self._sizes: Counter[int] = Counter()  # of optimizers
+        self._sizes: dict[int, tuple[bool, int]] = {}  # of optimizers
         self._open: list[int] = []
         self._training: list[int] = []  # loops with backward passes, in order
         self._steps_of_loop: dict[int, Counter[int]] = defaultdict(Counter)  # by loop and optimizer
@@ -44,15 +44,18 @@ class Progress:
         self._accumulating.update(self._open)
         self._training += [loop for loop in self._open if loop not in self._training]
 
-    def end_step(self, replica: int, optimizer: int, size: int = 0) -> bool:
-        """Count a step of an optimizer of `size` values, and return whether enough was observed.
+    def end_step(self, replica: int, optimizer: int, size: tuple[bool, int] = (False, 0)) -> bool:
+        """Count a step of an optimizer, and return whether enough was observed.
 
-        The largest optimizer decides, since all ranks have it, while some may have small ones for themselves.
+        The largest optimizer that a wrapper covers decides, since all ranks have it, while some may have others.
+
+        Args:
+            size: whether a wrapper averages the optimizer's gradients, and its number of values.
         """
         self._num_steps[replica][optimizer] += 1
         if replica:
             return False
-        self._sizes[optimizer] = max(size, self._sizes[optimizer])
+        self._sizes[optimizer] = max(size, self._sizes.get(optimizer, size))
         self.note_backward()  # Keras' gradients are not noted
         self._accumulating.clear()
         for loop in self._open:
@@ -61,7 +64,7 @@ class Progress:
 
     def _main(self, counts: Counter[int]) -> int:
         """Return the number of the main optimizer of those with these numbers of steps: the largest, or most used."""
-        return max(counts, key=lambda one: (self._sizes[one], counts[one]), default=0)
+        return max(counts, key=lambda one: (self._sizes.get(one, (False, 0)), counts[one]), default=0)
 
     @property
     def num_steps(self) -> int:

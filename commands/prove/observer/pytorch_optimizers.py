@@ -213,7 +213,7 @@ class Optimizers:
                 self._local.pop(id(parameter), None)
         self._observer.write(step)
         size = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
-        if self._observer.progress.end_step(0, step.optimizer, size):
+        if self._observer.progress.end_step(0, step.optimizer, (bool(step.wrapper), size)):
             self._observer.stop()
 
     def _is_sharded(self, parameter: torch.Tensor) -> bool:
