@@ -118,7 +118,7 @@ def _become_rank(fds, variables, folder, words) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    sys.argv, sys.orig_argv = list(words), [sys.executable, *words]
+    sys.argv[:], sys.orig_argv[:] = words, [sys.executable, *words]
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
     for module in ("random", "numpy.random", "torch"):  # forks have the random states of their parent
         if module in sys.modules:
