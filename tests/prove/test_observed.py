@@ -6,6 +6,7 @@ import sys
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -14,6 +15,7 @@ from allstep.commands.prove.observer.loops import may_stop
 from allstep.commands.prove.observer.progress import Progress
 from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, is_shard
 from allstep.commands.prove.observer.samples import Samples
+from allstep.commands.prove.observer.values import finite, projections
 
 
 @dataclass
@@ -85,6 +87,12 @@ def test_rows_with_few_values_count_as_one_sample():
 def test_any_kind_of_tensor_has_bytes(tensor):
     assert bytes_of(tensor).dtype.name == "uint8"
     assert not is_shard(tensor)
+
+
+@pytest.mark.parametrize(("value", "is_kept"), [(2.0, True), (1e32, False), (float("nan"), False), (-1e31, False)])
+def test_records_have_no_number_of_a_script_that_diverges(value, is_kept):
+    assert (finite(value) == value) == is_kept
+    assert (projections(np.array([value])) is not None) == is_kept
 
 
 def _play(progress: Progress, num_batches: int, accumulated: int) -> int:

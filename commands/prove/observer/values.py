@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from typing import TYPE_CHECKING
 
 from allstep.commands.prove.records import Projections
+from allstep.common.files.schema import LARGEST
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,17 +35,17 @@ def stride(num_values: int) -> int:
 
 
 def projections(values: np.ndarray) -> Projections | None:
-    """Return products of at most MAX_VALUES values with fixed directions; None if any product is not finite.
+    """Return products of at most MAX_VALUES values with fixed directions; None if records cannot have any product.
 
     The directions are the same in every process, and no global random state is changed.
     """
     products = tuple(map(float, _directions()[:, : len(values)] @ values.astype("float64")))
-    return products if all(map(math.isfinite, products)) else None
+    return None if None in map(finite, products) else products
 
 
 def finite(number: float) -> float | None:
-    """Return a number as records have it; None if it is infinite or NaN, which JSON cannot represent."""
-    return float(number) if math.isfinite(number) else None
+    """Return a number as records have it; None if it is NaN or huge, as where a script diverges."""
+    return float(number) if abs(number) < LARGEST else None
 
 
 @functools.cache
