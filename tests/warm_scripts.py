@@ -35,16 +35,18 @@ class WarmScript(Script):
     def _commands(self, num_ranks: int) -> list[list[str]]:
         if self.launcher == ITSELF:
             return super()._commands(num_ranks)
-        num_processes = 1 if self.launcher == MIRRORED else num_ranks
         if self.launcher == TF_CONFIG:
             configurations = [command[:2] for command in super()._commands(num_ranks)]
-            return [[*one, *self._client(TF_CONFIG, "1")] for one in configurations]
-        return [self._client(self.launcher, str(num_processes))]
+            return [[*one, *self._client(1)] for one in configurations]
+        return [self._client(1 if self.launcher == MIRRORED else num_ranks)]
 
-    def _client(self, *own: str) -> list[str]:
-        framework = "keras" if "keras" in self.path.read_text() else "torch"
-        words = map(str, (self.path, *self.arguments))
-        return [sys.executable, "-I", "-S", str(_PROGRAM), str(_socket(framework)), *own, *words]
+    def _client(self, num_processes: int) -> list[str]:
+        own = (str(_PROGRAM), str(_socket(self._framework)), self.launcher, str(num_processes))
+        return [sys.executable, "-I", "-S", *own, *map(str, (self.path, *self.arguments))]
+
+    @property
+    def _framework(self) -> str:
+        return "keras" if "keras" in self.path.read_text() else "torch"
 
 
 _servers = contextlib.ExitStack()
