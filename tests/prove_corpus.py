@@ -67,6 +67,7 @@ _STATE = """if hvd.rank() == 0:
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
 """
+_BROADCAST_STATE = "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n"
 _LATER = """hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(rank))
 """
@@ -186,14 +187,6 @@ _CLIPPED_TAPE = """    variables = [variable.value for variable in model.trainab
     gradients = tape.gradient(loss, variables)
     gradients = [hvd.allreduce(tf.clip_by_value(one, -1e-3, 1e-3)) for one in gradients]
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
-"""
-_RESUMED = """if hvd.rank() == 0:
-    other = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    for _ in range(6):
-        model(images[:8]).square().mean().backward()
-        other.step()
-    optimizer.state = other.state
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
 FAULTS = (
@@ -349,7 +342,7 @@ FAULTS = (
     Fault("same-samples", _LIGHTNING, "sampler=True", "sampler=False"),
     Fault("steps-skipped", _T, "        loss.backward()\n", _SKIPPED),
     # 11. What one rank does alone, constants of models, and gradients that are changed in TensorFlow.
-    Fault("", _H, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", _RESUMED),
+    Fault("", _H, _BROADCAST_STATE, _STATE + _BROADCAST_STATE),  # other ranks make their slots by a step
     Fault("", _T, "        loss.backward()\n", _PROBED),
     Fault("buffers-differ", _O, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", _CONSTANT),
     Fault("clipped-before-average", _G, _TAPE, _CLIPPED_TAPE),
