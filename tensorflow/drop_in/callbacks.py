@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.derived_state import derive_again
-from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, native
-from allstep.tensorflow.drop_in.gathering import gather, per_rank
+from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, gather, native, per_rank
 from allstep.tensorflow.drop_in.optimizer import is_distributed, lasting_state
 from allstep.tensorflow.drop_in.replicas import (
     build_alike,

@@ -19,8 +19,8 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 from allstep.common.base.terminal import print_line
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
+from allstep.tensorflow.drop_in.collectives import gather, per_rank
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
-from allstep.tensorflow.drop_in.gathering import gather, per_rank
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
 from allstep.tensorflow.drop_in.own_loop import leave_to_guard
 from allstep.tensorflow.drop_in.reduction import is_elastic

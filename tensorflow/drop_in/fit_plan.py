@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.drop_in.gathering import per_rank
+from allstep.tensorflow.drop_in.collectives import per_rank
 
 # Each must be the same on all ranks; the text names it in the message.
 _ALIKE = {

@@ -20,8 +20,7 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 from allstep.common.exact.replica_check import DROP_IN_CHECK, OUT_OF_STEP, digest
 from allstep.tensorflow.compat import layers_of, trained_variables
 from allstep.tensorflow.derived_state import constants_of
-from allstep.tensorflow.drop_in.collectives import native
-from allstep.tensorflow.drop_in.gathering import gather, per_rank
+from allstep.tensorflow.drop_in.collectives import gather, native, per_rank
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, lasting_state, parts
 from allstep.tensorflow.drop_in.saving import num_ranks
 

@@ -16,7 +16,7 @@ from allstep.common.base.errors import Fault, UserError
 from allstep.common.launch.placement import ALONE, Placement
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.drop_in import stalls
-from allstep.tensorflow.drop_in.gathering import per_rank
+from allstep.tensorflow.drop_in.collectives import per_rank
 
 TWO_RANKS = Placement("mpirun", 0, 2, 0, 2, 0, ("host",))
 LIMIT, WARNING = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"
