@@ -27,7 +27,6 @@ from allstep.common.base.flag_types import Parser, nonempty_path
 from allstep.common.catalog import user_file
 from allstep.common.data.slices import local_slices
 from allstep.common.exact.trace import Header, Trace, read
-from allstep.common.process.exit import run_rank
 
 _WORDS = {
     "inputs": "the inputs",
@@ -214,7 +213,3 @@ def _verdict(path: Path, recorded: Trace, step: int, code: Sequence[str]) -> str
     fixed = recorded.first.config.get("deterministic") or recorded.first.slices
     unless = "" if fixed else ", or sums in no fixed order: it had neither --slices nor --deterministic"
     return f"does not give its own digests again, first at {difference}: a fault of hardware or a race there{unless}"
-
-
-if __name__ == "__main__":
-    run_rank(main)

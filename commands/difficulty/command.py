@@ -21,7 +21,6 @@ from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.files.disk import write_atomically
-from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need_frameworks
 from allstep.common.training.hooks import Hook
 from allstep.common.training.start import start
@@ -61,7 +60,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     train = importlib.import_module(f"allstep.{flags.framework}.train")
     if session := train.session(*start(train.strategies, trainer_flags), [WriteLosses(flags.output)]):
         session.train()
-
-
-if __name__ == "__main__":
-    run_rank(main)

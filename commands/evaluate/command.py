@@ -32,7 +32,6 @@ from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.cli.validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
 from allstep.common.files.disk import write_atomically
-from allstep.common.process.exit import run_rank
 from allstep.common.training.saving import broadcast_state
 from allstep.common.training.start import start
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -170,7 +169,3 @@ def _row(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "not finite" if value is None else f"{value:.6g}"
-
-
-if __name__ == "__main__":
-    run_rank(main)

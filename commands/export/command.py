@@ -34,7 +34,6 @@ from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
 from allstep.common.files.disk import try_file, write_atomically
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
 
@@ -234,7 +233,3 @@ def _difference(
                 return 0.0 if same else float("inf")
             apart = np.abs(outputs["outputs"].astype(np.float64) - expected)
         return float(apart.max() / max(1.0, np.abs(expected).max())) if np.isfinite(apart).all() else float("inf")
-
-
-if __name__ == "__main__":
-    run_rank(main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import tempfile
 import time
@@ -17,8 +16,8 @@ from allstep.commands.shared.records.runs import FILE, read_events
 
 POLL_SECONDS = 0.002
 PATIENCE_SECONDS = 300
-# The variable in which a launcher gives a rank its number.
-_RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
+# Variables in which launchers give a rank its number.
+_RANK = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "RANK")
 
 
 class Training(Job):
@@ -115,28 +114,17 @@ def last_step(output_dir: Path) -> int:
 
 def rank_processes(launcher: int) -> dict[int, int]:
     """Return the process ids of a job's ranks, by rank, found among the descendants of its launcher."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process has ended meanwhile
-            # The parent is the second field after the name, which is in parentheses and may hold anything (proc(5)).
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.name))
+    import psutil
+
     ranks: dict[int, int] = {}
-    generation = children.get(launcher, [])
-    while generation:
-        for pid in generation:
-            rank = _rank(pid)
-            if rank is not None:
-                ranks.setdefault(rank, pid)  # a rank's children inherit its environment
-        generation = [child for pid in generation for child in children.get(pid, [])]
+    with suppress(psutil.NoSuchProcess):  # the launcher has ended
+        for process in psutil.Process(launcher).children(recursive=True):  # parents come before their children
+            with suppress(psutil.Error):  # it has ended meanwhile
+                environ = process.environ()
+                given = [environ[name] for name in _RANK if name in environ]
+                if given:
+                    ranks.setdefault(int(given[0]), process.pid)  # a rank's children inherit its environment
     return ranks
-
-
-def _rank(pid: int) -> int | None:
-    with suppress(OSError):
-        match = _RANK.search(Path(f"/proc/{pid}/environ").read_bytes())
-        return int(match[1]) if match else None
-    return None
 
 
 def _inode(path: Path) -> int | None:

@@ -31,7 +31,6 @@ from allstep.common.base.terminal import warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.files.disk import write_atomically
-from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need_frameworks
 
 _MAX_AT_ONCE = 8  # each takes over half a gigabyte, also of a GPU's memory
@@ -89,7 +88,3 @@ def write_page(directory: Path, result: StudyResult) -> list[str]:
         outcome(judge(result)),
         f"written to {directory / PAGE}: allstep report {directory} includes it",
     ]
-
-
-if __name__ == "__main__":
-    run_rank(main)

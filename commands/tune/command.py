@@ -37,7 +37,6 @@ from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
 from allstep.common.files.disk import try_file, write_atomically
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.exit import run_rank
 from allstep.common.process.requirements import need_frameworks
 from allstep.common.training.steps_in_flight import DIVERGED
 
@@ -147,7 +146,3 @@ def _keep_best(study: Study, path: Path) -> None:
     with write_atomically(kept) as stream:
         stream.write(yaml.safe_dump(dict(best.params), sort_keys=False).encode())
     print_line(f"best: trial {best.number}, {best.value:.5g}: {' '.join(words_of(best.params))}  (--config {kept})")
-
-
-if __name__ == "__main__":
-    run_rank(main)
