@@ -29,8 +29,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.train_config import TrainConfig
@@ -57,6 +56,7 @@ _OneLine = Annotated[str, matching(r"[^\n]*\S[^\n]*\n?", "a text of one line")]
 class Axis:
     """The flag that is varied within each series."""
 
+    CLOSED: ClassVar[bool] = True
     label: _OneLine
     flag: str
     """A flag of the trainers, or one of RUN_SETTINGS."""
@@ -73,6 +73,7 @@ class Axis:
 class FigureWanted:
     """A figure with a curve for each series; with another x than the study's, for each series at each of its x."""
 
+    CLOSED: ClassVar[bool] = True
     y: str
     """Name of a measure."""
     x: str | None = None
@@ -87,6 +88,7 @@ class FigureWanted:
 class Claim:
     """A part of the expectation that can be checked: one of four relations between means over the seeds."""
 
+    CLOSED: ClassVar[bool] = True
     says: _OneLine
     measure: str
     of: Annotated[tuple[str, ...], _SOME]
@@ -123,6 +125,7 @@ RELATIONS = ("within", "worse_by", "better_by", "times")
 class Description:
     """Contents of a study's file."""
 
+    CLOSED: ClassVar[bool] = True
     title: _OneLine
     question: _OneLine
     expectation: _OneLine
@@ -171,7 +174,6 @@ def read_description(name: str) -> tuple[str, Description]:
     try:
         content = strict_yaml.load(path, maximum=_MAX_BYTES)
         _check_text_keys(content)
-        _check_keys(Description, content, "the study")
         description = from_json(Description, content, "the study")
         _check_flags(description)
     except (OSError, ValueError) as error:
@@ -193,26 +195,6 @@ def _check_text_keys(value: Any) -> None:
             raise Mismatch(f"expected keys that are text, received {brief(key)}; quote it")
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         _check_text_keys(item)
-
-
-def _check_keys(kind: Any, value: Any, where: str) -> None:
-    """Refuse keys that are no fields of the record, because they are likely to be typing errors.
-
-    Raises:
-        Mismatch: names the first such key.
-    """
-    origin, arguments = get_origin(kind), [one for one in get_args(kind) if one not in (NoneType, ...)]
-    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        types = get_type_hints(kind)
-        for key, item in value.items():
-            if key not in types:
-                raise _unknown(f"one of {', '.join(types)} in {where}", key, types)
-            _check_keys(types[key], item, key)
-    elif origin is tuple and isinstance(value, list):
-        for item in value:
-            _check_keys(arguments[0], item, where)
-    elif len(arguments) == 1:
-        _check_keys(arguments[0], value, where)
 
 
 def _check_flags(description: Description) -> None:
