@@ -6,18 +6,49 @@ They thus have the same clocks and temperature, and compile at the same time. Ou
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+from PIL import Image
 
 from allstep.benchmarks.gpu import decode
 from allstep.benchmarks.gpu.effort import Effort
-from allstep.benchmarks.gpu.images import write_images
 from allstep.commands.shared.measure import compared, epoch_rates, job, median_ratio, run
 from allstep.commands.shared.records.figures import Figure, missing
 from allstep.commands.shared.records.files import read_json
 from allstep.commands.shared.turns import Launch, run_in_turn
+
+WIDTH, HEIGHT = 500, 375
+NUM_CLASSES = 10
+VALIDATION_SHARE = 20  # training images per validation image
+
+
+def write_images(folder: Path, number: int) -> None:
+    """Write `number` training images and their validation images under folder/train and folder/val, by class."""
+    for split in ("train", "val"):
+        for label in range(NUM_CLASSES):
+            (folder / split / f"class{label}").mkdir(parents=True)
+    last = number + max(NUM_CLASSES, number // VALIDATION_SHARE)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(partial(_write, folder, number), range(last), chunksize=32))
+
+
+def _write(folder: Path, num_training: int, index: int) -> None:
+    """Write an image of coarse colours with noise over them; mere noise would not compress like photographs."""
+    generator = np.random.default_rng(index)
+    coarse = Image.fromarray(generator.integers(0, 256, (24, 32, 3), np.uint8))
+    smooth = np.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float32)
+    noisy = smooth + generator.normal(scale=14, size=smooth.shape)
+    split = "train" if index < num_training else "val"
+    file = folder / split / f"class{index % NUM_CLASSES}" / f"{index}.jpg"
+    Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, quality=90)
+
 
 NUM_THREADS = 4
 # Launches of the same program on one GPU differ by 1 to 2 %.

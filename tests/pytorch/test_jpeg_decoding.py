@@ -12,7 +12,7 @@ from PIL import Image
 from ranks import events, last, launch
 
 from allstep.benchmarks.gpu.decode import Decoding
-from allstep.benchmarks.gpu.images import write_images
+from allstep.benchmarks.gpu.speed import write_images
 from allstep.commands.shared.records.files import read_json
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, Dataset, load
