@@ -72,7 +72,7 @@ def rates(folder: Path, trained: Path, number: int) -> dict[str, Callable[[], fl
         return measure
 
     def ours(part: str, ranks: int | None = None) -> list[str]:
-        return job("allstep.commands.evaluate.command", trained, "--split", part, num_ranks=ranks)
+        return job("allstep.commands.cli", "evaluate", trained, "--split", part, num_ranks=ranks)
 
     def by_hand(part: str) -> list[str]:
         return job("allstep.benchmarks.handwritten.trained", folder / part, trained / "checkpoints", num_ranks=None)
