@@ -29,7 +29,7 @@ from setup_needs import pinned, site_packages
 from allstep.commands.horovod import build, prerequisites
 from allstep.commands.horovod import self_test as horovod_test
 from allstep.commands.horovod.driver import find_driver
-from allstep.commands.horovod.logged import CommandFailed, no_progress, run_logged
+from allstep.commands.horovod.logged import CommandFailed, run_logged
 from allstep.commands.horovod.open_mpi import parameters, write_parameters
 from allstep.commands.horovod.patch_series import Patch, PatchFailed, series
 from allstep.commands.horovod.pip import pip
@@ -96,7 +96,7 @@ def make_environment() -> None:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     # sys.executable may be in the environment that was just removed.
     command = [os.path.realpath(f"/proc/{os.getpid()}/exe"), "-m", "venv", str(ENVIRONMENT)]
-    _run(command, progress=no_progress)
+    run_logged(command, LOG)
 
 
 def packages(*, gpu: bool) -> str:
@@ -142,11 +142,7 @@ def install_allstep() -> None:
 
 
 def self_test(*, gpu: bool) -> None:
-    _run(horovod_test.command(PYTHON, *(["--gpu"] if gpu else [])), progress=horovod_test.progress)
-
-
-def _run(command: list[str], *, progress: Callable[[str], str | None]) -> None:
-    run_logged(command, LOG, progress=progress)
+    run_logged(horovod_test.command(PYTHON, *(["--gpu"] if gpu else [])), LOG, progress=horovod_test.progress)
 
 
 def _pip(*arguments: str, **options: Any) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.horovod import prebuilt, prerequisites
-from allstep.commands.horovod.logged import CommandFailed, run_logged
+from allstep.commands.horovod.logged import run_logged
 from allstep.commands.horovod.patch_series import Patch, apply_patches, inserted
 from allstep.commands.horovod.pip import pip
 from allstep.commands.horovod.target import Target
@@ -90,7 +90,9 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
         build = folder / "build"
         shutil.rmtree(build, ignore_errors=True)
         tools = _install_tools(target, build / "tools", log)
-        source = _unpack(_download(target, tools, log), build)
+        with tarfile.open(_download(target, tools, log)) as tar:
+            tar.extractall(build)
+        source = build / f"horovod-{VERSION}"
         apply_patches(source, patches)
         compiled = _compile(target, tools, source, log)
         finished = relabel(compiled, build, version=version, target=target, patches=patches)
@@ -168,12 +170,6 @@ def _download(target: Target, tools: Tools, log: Path) -> Path:
     return archive
 
 
-def _unpack(archive: Path, build: Path) -> Path:
-    with tarfile.open(archive) as tar:
-        tar.extractall(build)
-    return build / f"horovod-{VERSION}"
-
-
 def _compile(target: Target, tools: Tools, source: Path, log: Path) -> Path:
     run_logged(
         [str(target.python), "setup.py", "bdist_wheel"],
@@ -182,10 +178,8 @@ def _compile(target: Target, tools: Tools, source: Path, log: Path) -> Path:
         env=_build_environment(target, tools, source),
         cwd=source,
     )
-    wheels = list((source / "dist").glob("*.whl"))
-    if len(wheels) != 1:
-        raise CommandFailed(f"the build made {len(wheels)} wheels; see {log}")
-    return wheels[0]
+    [wheel] = (source / "dist").glob("*.whl")
+    return wheel
 
 
 class _Percentage:
@@ -249,9 +243,8 @@ def _build_environment(target: Target, tools: Tools, source: Path) -> dict[str, 
 
 def _cuda_release(target: Target) -> str:
     """Return the release of the CUDA that torch's wheels bring, such as 13.0."""
-    [library] = sorted(_cuda_folder(target).glob("lib/libcudart.so.*.*.*"))[:1] or [None]
-    found = re.search(r"\.so\.(\d+\.\d+)", library.name) if library else None
-    return found[1] if found else "13.0"
+    libraries = sorted(_cuda_folder(target).glob("lib/libcudart.so.*.*.*"))
+    return ".".join(libraries[0].name.split(".")[2:4]) if libraries else "13.0"
 
 
 def _cuda_folder(target: Target) -> Path:
@@ -268,9 +261,12 @@ def _add_cuda(env: dict[str, str], target: Target, tools: Tools, source: Path) -
     # nvcc looks for its libraries in lib64 as in a toolkit, but the wheels have them in lib.
     env["LIBRARY_PATH"] = f"{libraries / 'lib'}{os.pathsep}{env.get('LIBRARY_PATH', '')}"
     env["CPATH"] = f"{libraries / 'include'}{os.pathsep}{env.get('CPATH', '')}"
-    linked = _link(libraries / "lib" / "libcudart.so.13", source.parent / "cuda" / "lib")
-    env["CMAKE_LIBRARY_PATH"] = str(linked.parent)
-    env["HOROVOD_NCCL_HOME"] = str(_nccl_home(target.site_packages / "nvidia" / "nccl", source.parent / "nccl"))
+    cuda, nccl = source.parent / "cuda" / "lib", source.parent / "nccl"
+    _link(libraries / "lib" / "libcudart.so.13", cuda)
+    # The layout that CMake's FindNCCL expects.
+    _link(target.site_packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2", nccl / "lib")
+    (nccl / "include").symlink_to(target.site_packages / "nvidia" / "nccl" / "include")
+    env |= {"CMAKE_LIBRARY_PATH": str(cuda), "HOROVOD_NCCL_HOME": str(nccl)}
 
 
 def _num_jobs() -> int:
@@ -278,19 +274,10 @@ def _num_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), int(memory_gb / COMPILE_JOB_GB)))
 
 
-def _nccl_home(wheel: Path, home: Path) -> Path:
-    """Return a folder of links to torch's NCCL with the layout that CMake's FindNCCL expects."""
-    _link(wheel / "lib" / "libnccl.so.2", home / "lib")
-    (home / "include").symlink_to(wheel / "include")
-    return home
-
-
-def _link(library: Path, folder: Path) -> Path:
+def _link(library: Path, folder: Path) -> None:
     """Create the link libNAME.so to libNAME.so.N in `folder`, which the linker needs and the wheels lack."""
     folder.mkdir(parents=True)
-    link = folder / library.with_suffix("").name
-    link.symlink_to(library)
-    return link
+    (folder / library.stem).symlink_to(library)
 
 
 def _cpu_features() -> str:

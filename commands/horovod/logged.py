@@ -30,7 +30,7 @@ def run_logged(
     command: Sequence[str],
     log: Path,
     *,
-    progress: Callable[[str], str | None],
+    progress: Callable[[str], str | None] = lambda line: None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     to_its_end: bool = False,
@@ -78,10 +78,6 @@ def run_logged(
         tail = "\n".join("    " + line for line in output.splitlines()[-LOG_TAIL_LINES:])
         name = Path(command[0]).name
         raise CommandFailed(f"{tail}\n{name} ended with status {process.returncode}; the whole log is {log}")
-
-
-def no_progress(line: str) -> None:
-    """Progress filter that passes nothing on."""
 
 
 def diagnosis(output: str) -> str | None:

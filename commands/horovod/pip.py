@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from allstep.commands.horovod.logged import no_progress, run_logged
+from allstep.commands.horovod.logged import run_logged
 from allstep.common.base.errors import UserError
 
 
@@ -38,7 +38,7 @@ def pip(
     python: Path,
     *arguments: str,
     log: Path,
-    progress: Callable[[str], str | None] = no_progress,
+    progress: Callable[[str], str | None] = lambda line: None,
     env: Mapping[str, str] | None = None,
     to_its_end: bool = False,
 ) -> None:

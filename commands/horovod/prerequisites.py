@@ -107,9 +107,8 @@ def check_compiler() -> None:
 
 
 def _find(*tools: str) -> None:
-    for tool in tools:
-        if shutil.which(tool) is None:
-            raise UserError(f"expected a C++20 compiler, received none: {tool} is not found; {COMPILER_ADVICE}")
+    if lacking := next((tool for tool in tools if shutil.which(tool) is None), None):
+        raise UserError(f"expected a C++20 compiler, received none: {lacking} is not found; {COMPILER_ADVICE}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess:

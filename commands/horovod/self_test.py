@@ -8,10 +8,10 @@ In the test on CPUs, GPUs are hidden, since two ranks may not share one.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from allstep.common.launch.horovod_build import read_build
@@ -19,6 +19,7 @@ from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 TIMEOUT_S = 600  # a login node may be slow, and the build before it has taken minutes
 NUM_RANKS = 2
+HOROVODRUN = sysconfig.get_path("scripts") + "/horovodrun"
 FEATURES = {"mpi": "MPI", "gloo": "Gloo"}
 """Library that a controller of horovodrun needs."""
 PRELUDE = "from allstep.common.process.lean_import import lean_import"
@@ -83,7 +84,15 @@ def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, s
     """Run the program of a rank under horovodrun, and exit this process if it fails."""
     try:
         result = subprocess.run(
-            [find_horovodrun(), "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", PRELUDE + program],
+            [
+                HOROVODRUN,
+                "-np",
+                str(num_ranks),
+                f"--{controller}",
+                sys.executable,
+                "-c",
+                PRELUDE + program,
+            ],
             env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -96,12 +105,6 @@ def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, s
         print(result.stdout)
         sys.exit(f"{what} ended with status {result.returncode}")
     print(f"ok: {what}", flush=True)
-
-
-def find_horovodrun() -> str:
-    """Return the path of the script that was installed with Horovod."""
-    files = importlib.metadata.distribution("horovod").files or []
-    return str(next(Path(str(file.locate())).resolve() for file in files if file.name == "horovodrun"))
 
 
 def command(python: Path, *options: str) -> list[str]:

@@ -136,11 +136,8 @@ def _package_folder(package: str) -> Path:
 
 def torch_cuda() -> str | None:
     """Return the version of CUDA that the installed torch is built for, without importing it."""
-    spec = importlib.util.find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    if file is None or not file.exists():
-        return None
-    found = re.search(r"^cuda\b.*= '([\d.]+)'", file.read_text(), re.MULTILINE)
+    file = _package_folder("torch") / "version.py" if importlib.util.find_spec("torch") else None
+    found = re.search(r"^cuda\b.*= '([\d.]+)'", file.read_text(), re.MULTILINE) if file and file.exists() else None
     return found[1] if found else None
 
 

@@ -46,11 +46,8 @@ def label(version: str, target: Target, patches: Iterable[Patch], digest: str) -
     if target.outside_mpi:
         parts.append(f"{target.outside_mpi.kind}{target.outside_mpi.version}")
     parts.append("gpu" if target.gpu else "cpu")
-    return f"{version}+{'.'.join(['allstep', str(last), f'p{digest}', *(_label_part(part) for part in parts)])}"
-
-
-def _label_part(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", ".", text.lower()).strip(".")
+    built = re.sub(r"[^a-z0-9]+", ".", ".".join(parts).lower())
+    return f"{version}+allstep.{last}.p{digest}.{built}"
 
 
 def built_for(target: Target) -> dict[str, str]:

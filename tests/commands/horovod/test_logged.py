@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.commands.horovod.logged import CommandFailed, diagnosis, no_progress, run_logged
+from allstep.commands.horovod.logged import CommandFailed, diagnosis, run_logged
 from allstep.common.base.errors import UserError
 
 pytestmark = pytest.mark.launch
@@ -38,7 +38,7 @@ def test_an_index_without_the_package(tmp_path):
 
 
 def fail(program: str, log: Path) -> None:
-    run_logged([sys.executable, "-c", program], log, progress=no_progress)
+    run_logged([sys.executable, "-c", program], log)
 
 
 def test_a_full_disk(tmp_path):
@@ -58,7 +58,7 @@ def test_a_failed_command_shows_the_tail_of_its_log(tmp_path):
     log = tmp_path / "log"
     program = "for i in range(100): print('line', i)\nraise SystemExit(3)"
     with pytest.raises(CommandFailed) as caught:
-        run_logged([sys.executable, "-c", program], log, progress=no_progress)
+        run_logged([sys.executable, "-c", program], log)
     assert "line 99" in str(caught.value)
     assert "line 1\n" not in str(caught.value)
     assert "status 3" in str(caught.value)
@@ -82,8 +82,8 @@ def test_interrupting_kills_the_command_and_its_children(tmp_path):
 def test_a_killed_installation_leaves_no_compiler_but_lets_pip_write_its_last_file(tmp_path, to_its_end):
     shell = f"sleep {1 if to_its_end else 600} & echo $! > {tmp_path}/pid; echo started; wait; touch {tmp_path}/written"
     program = (
-        "import sys; from pathlib import Path; from allstep.commands.horovod.logged import no_progress, run_logged\n"
-        f"run_logged(['sh', '-c', sys.argv[1]], Path(sys.argv[2]), progress=no_progress, to_its_end={to_its_end})"
+        "import sys; from pathlib import Path; from allstep.commands.horovod.logged import run_logged\n"
+        f"run_logged(['sh', '-c', sys.argv[1]], Path(sys.argv[2]), to_its_end={to_its_end})"
     )
     log = tmp_path / "log"
     installation = subprocess.Popen([sys.executable, "-c", program, shell, log])
