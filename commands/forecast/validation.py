@@ -1,6 +1,6 @@
 """Forecasts compared with published measurements and our own.
 
-A publication is a YAML file as in published/: what its authors measured, with what a user would have known before.
+published.yaml has publications by name: what its authors measured, with what a user would have known before.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from allstep.commands.forecast.allreduce import ring
 from allstep.commands.forecast.forecast import Workload, forecast
@@ -19,7 +19,7 @@ from allstep.commands.forecast.site import Site
 from allstep.common.files.records import Count, Positive, from_json
 from allstep.common.files.schema import Mismatch
 
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parent / "published.yaml"
 LARGEST_ERROR = 0.05
 """Largest error of a forecast of our own runs, which has no range."""
 MIN_COVERAGE = 0.75
@@ -117,7 +117,7 @@ class Point:
     """One published efficiency."""
 
     publication: str
-    """Stem of the file: a fit leaves out whole publications."""
+    """Name in the file: a fit leaves out whole publications."""
     title: str
     name: str
     system: System
@@ -148,19 +148,19 @@ class Point:
 @functools.cache
 def published_points() -> tuple[Point, ...]:
     """Return all published efficiencies."""
-    return tuple(point for path in sorted(PUBLISHED.glob("*.yaml")) for point in read_published(path))
+    return tuple(point for name, found in read_packaged(PUBLISHED).items() for point in read_publication(name, found))
 
 
-def read_published(path: Path) -> list[Point]:
-    """Return the efficiencies of a publication."""
-    table = from_json(Published, read_packaged(path), path.name)
+def read_publication(publication: str, found: Any) -> list[Point]:
+    """Return the efficiencies of a publication, from what the file has under its name."""
+    table = from_json(Published, found, publication)
     for name, system in table.systems.items():
         if system.source not in table.sources:
             raise Mismatch(f"expected one of {table.title}'s sources for {name}, received {system.source}")
         if (system.step_seconds is None) == (system.images_per_second is None):
             raise Mismatch(f"expected step_seconds or images_per_second for {name}")
     return [
-        Point(path.stem, table.title, name, system, int(ranks), efficiency)
+        Point(publication, table.title, name, system, int(ranks), efficiency)
         for name, system in table.systems.items()
         for ranks, efficiency in system.efficiency.items()
     ]
