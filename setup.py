@@ -3,7 +3,6 @@
 Everything else is in setup.cfg.
 """
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -23,8 +22,9 @@ class BuildPy(build_py):
         self.__dict__.pop("data_files", None)
         super().run()
         folder = Path("commands/horovod/patches")
-        texts = {file.relative_to(folder).as_posix(): file.read_text() for file in sorted(folder.glob("*/*.*"))}
-        Path(self.build_lib, "allstep/commands/horovod/patches.json").write_text(json.dumps(texts))
+        files = sorted(folder.glob("*/*.*"))
+        words = [word for file in files for word in (file.relative_to(folder).as_posix(), file.read_text())]
+        Path(self.build_lib, "allstep/commands/horovod/patches.txt").write_text("\0".join(words))
 
 
 class Compressor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
 
-from allstep.commands.horovod.driver import OLDEST_DRIVER, Driver
+from allstep.commands.horovod.prerequisites import OLDEST_DRIVER, Driver
 from allstep.common.base.errors import UserError
 
 

@@ -28,11 +28,10 @@ from setup_needs import pinned, site_packages
 
 from allstep.commands.horovod import build, prerequisites
 from allstep.commands.horovod import self_test as horovod_test
-from allstep.commands.horovod.driver import find_driver
-from allstep.commands.horovod.logged import CommandFailed, run_logged
+from allstep.commands.horovod.logged import CommandFailed, pip, run_logged
 from allstep.commands.horovod.open_mpi import parameters, write_parameters
 from allstep.commands.horovod.patch_series import Patch, PatchFailed, series
-from allstep.commands.horovod.pip import pip
+from allstep.commands.horovod.prerequisites import find_driver
 from allstep.commands.horovod.target import Target
 from allstep.common.base.errors import UserError
 

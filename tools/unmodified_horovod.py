@@ -16,9 +16,8 @@ from setup_environment import CONSTRAINTS
 from setup_needs import pinned, site_packages
 
 from allstep.commands.horovod.build import cached_wheel
-from allstep.commands.horovod.logged import CommandFailed
+from allstep.commands.horovod.logged import CommandFailed, pip
 from allstep.commands.horovod.patch_series import PatchFailed, series
-from allstep.commands.horovod.pip import pip
 from allstep.commands.horovod.target import Target
 
 

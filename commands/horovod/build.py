@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.horovod import prebuilt, prerequisites
-from allstep.commands.horovod.logged import run_logged
+from allstep.commands.horovod.logged import pip, run_logged
 from allstep.commands.horovod.patch_series import Patch, apply_patches, inserted
-from allstep.commands.horovod.pip import pip
 from allstep.commands.horovod.target import Target
 from allstep.commands.horovod.wheel import label, relabel
 from allstep.common.base.progress_bar import ProgressBar

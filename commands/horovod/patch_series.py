@@ -14,7 +14,6 @@ it in its own language. It is inserted after the last patch, so that it can grow
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,7 +60,8 @@ def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
 def texts() -> dict[str, str]:
     """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room."""
     if not PATCHES.is_dir():
-        return json.loads(PATCHES.with_suffix(".json").read_text())
+        words = PATCHES.with_suffix(".txt").read_text().split("\0")
+        return dict(zip(words[::2], words[1::2], strict=True))
     return {file.relative_to(PATCHES).as_posix(): file.read_bytes().decode() for file in sorted(PATCHES.glob("*/*.*"))}
 
 

@@ -1,14 +1,17 @@
-"""Checks of what a machine needs to build Horovod, before anything is downloaded, with advice on how to install it."""
+"""Checks of a machine before anything is downloaded: what a build of Horovod needs, with advice, and GPUs' driver."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sysconfig
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.horovod.logged import diagnosis
@@ -18,6 +21,8 @@ BUILD_GB = 1  # Horovod's object files and wheel
 INSTALLED_GB = 0.2  # Horovod and Open MPI
 # torch's wheels are built for this glibc (manylinux_2_28).
 NEEDED_GLIBC = (2, 28)
+# First driver for CUDA 13 (release notes of CUDA 13.0), for which torch's wheels and our Horovod are compiled.
+OLDEST_DRIVER = 580
 COMPILER_ADVICE = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
 
 # torch's headers use concepts and ranges; a compiler that accepts -std=c++20 but lacks them would fail much later.
@@ -124,3 +129,39 @@ def compiler_version() -> str:
     command = [*compiler("CXX", "c++"), "--version"]
     _find(command[0])
     return _run(command).stdout.partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver on this machine."""
+
+    found: bool
+    # Major version; None if the kernel does not report it, as under WSL and in some containers.
+    version: int | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether it is new enough for CUDA 13, or does not tell."""
+        return self.found and (self.version is None or self.version >= OLDEST_DRIVER)
+
+
+def find_driver(root: Path = Path("/")) -> Driver:
+    """Find the driver by its kernel module, its library or its tool, since a container may have only one of them."""
+    version = root / "proc" / "driver" / "nvidia" / "version"
+    if version.exists():
+        return Driver(True, kernel_module_version(version.read_text()))
+    return Driver(_library_loads("libcuda.so.1") or shutil.which("nvidia-smi") is not None)
+
+
+def kernel_module_version(text: str) -> int | None:
+    """Parse the major version in /proc/driver/nvidia/version, whose second line has the compiler's version."""
+    module = re.search(r"^NVRM version:.*?\s(\d+)\.\d+", text, re.MULTILINE)
+    return int(module[1]) if module else None
+
+
+def _library_loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_choice import Choice, choose
 
-from allstep.commands.horovod.driver import Driver, find_driver, kernel_module_version
+from allstep.commands.horovod.prerequisites import Driver, find_driver, kernel_module_version
 from allstep.common.base.errors import UserError
 
 NONE, OLD, NEW, UNKNOWN = Driver(False), Driver(True, 570), Driver(True, 580), Driver(True)

@@ -12,7 +12,7 @@ import setup_needs
 import tensorflow_gpu
 from setup_environment import Step, fingerprints, set_up
 
-from allstep.commands.horovod.driver import Driver
+from allstep.commands.horovod.prerequisites import Driver
 
 pytestmark = pytest.mark.launch
 
