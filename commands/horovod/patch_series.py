@@ -61,7 +61,7 @@ def texts() -> dict[str, str]:
     """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room."""
     if not PATCHES.is_dir():
         words = PATCHES.with_suffix(".txt").read_text().split("\0")
-        return dict(zip(words[::2], words[1::2], strict=True))
+        return dict(sorted(zip(words[::2], words[1::2], strict=True)))
     return {file.relative_to(PATCHES).as_posix(): file.read_bytes().decode() for file in sorted(PATCHES.glob("*/*.*"))}
 
 

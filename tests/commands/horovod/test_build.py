@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from setup_needs import pinned
 
-from allstep.commands.horovod import build, open_mpi
+from allstep.commands.horovod import build, install
 from allstep.commands.horovod.patch_series import Patch, series
 from allstep.commands.horovod.target import Mpi, Target
 from allstep.commands.horovod.wheel import label
@@ -86,10 +86,10 @@ def test_open_mpi_parameters_are_written_once_and_keep_other_lines(tmp_path):
     file.parent.mkdir()
     file.write_text("# a comment\nbtl = self,tcp\nmpi_yield_when_idle = 0\n")
     for _ in range(2):
-        open_mpi.write_parameters(tmp_path)
+        install.write_open_mpi_parameters(tmp_path)
         lines = file.read_text().splitlines()
         assert lines[:2] == ["# a comment", "btl = self,tcp"]
-        assert lines[2:] == [f"{name} = {value}" for name, value in open_mpi.parameters(tmp_path).items()]
+        assert lines[2:] == [f"{name} = {value}" for name, value in install.open_mpi_parameters(tmp_path).items()]
 
 
 def test_progress_is_cmake_s_percentage_in_steps_of_five():
