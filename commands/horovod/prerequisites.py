@@ -121,11 +121,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess:
 
 
 def compiler_version() -> str:
-    """Return the first line of the compiler's --version.
-
-    Raises:
-        UserError: there is no compiler.
-    """
+    """Return the first line of the compiler's --version."""
     command = [*compiler("CXX", "c++"), "--version"]
     _find(command[0])
     return _run(command).stdout.partition("\n")[0]

@@ -113,7 +113,7 @@ def command(python: Path, *options: str) -> list[str]:
 
 
 def progress(line: str) -> str | None:
-    """Return a line that says what has been tested, and None for others."""
+    """Return a line that says what was tested."""
     return line if line.startswith(("ok:", "not tried:")) else None
 
 
