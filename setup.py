@@ -3,6 +3,7 @@
 Everything else is in setup.cfg.
 """
 
+import lzma
 import zipfile
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class BuildPy(build_py):
         # Texts about the same file compress better next to each other.
         ordered = sorted(texts.items(), key=lambda item: item[1].partition("\n--- a/")[2].partition("\n")[0])
         words = [word for item in ordered for word in item]
-        Path(self.build_lib, "allstep/commands/horovod/patches.txt").write_text("\0".join(words))
+        packed = lzma.compress("\0".join(words).encode(), preset=lzma.PRESET_EXTREME)
+        Path(self.build_lib, "allstep/commands/horovod/patches.xz").write_bytes(packed)
 
 
 class Compressor:

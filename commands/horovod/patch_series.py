@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.common.base.errors import UserError
+
 PATCHES = Path(__file__).with_name("patches")
 GROUPS = ("build", "correct", "better")
 _FILE = re.compile(r"--- a/([^\t]+)")
@@ -58,9 +60,17 @@ def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
 
 @functools.cache
 def texts() -> dict[str, str]:
-    """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room."""
+    """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room.
+
+    Raises:
+        UserError: Python was built without the library that reads this file.
+    """
     if not PATCHES.is_dir():
-        words = PATCHES.with_suffix(".txt").read_text().split("\0")
+        try:
+            import lzma
+        except ImportError:
+            raise UserError("allstep horovod needs a Python with lzma; build it where liblzma is installed") from None
+        words = lzma.decompress(PATCHES.with_suffix(".xz").read_bytes()).decode().split("\0")
         return dict(sorted(zip(words[::2], words[1::2], strict=True)))
     return {file.relative_to(PATCHES).as_posix(): file.read_bytes().decode() for file in sorted(PATCHES.glob("*/*.*"))}
 
