@@ -20,7 +20,7 @@ TRAINS = [
     *("sequential_on_arrays", "functional_with_two_inputs_and_outputs", "subclassed_and_built_by_fit"),
     *("tf_data_in_shards_with_repeat", "generator_with_steps_per_epoch", "data_of_unknown_length", "py_dataset"),
     *("gradient_tape_loop", "own_train_step", "batch_by_batch", "class_weights", "frozen_backbone", "lora"),
-    *("regularizers_and_add_loss", "batch_norm_over_all_ranks", "batch_norm_eagerly"),
+    *("regularizers_and_add_loss", "batch_norm_over_all_ranks", "batch_norm_of_masked_samples", "batch_norm_eagerly"),
     *("normalization_adapted_by_each_rank", "normalization_in_a_model_in_a_model", "own_layer_with_the_same_constants"),
     *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
     *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
