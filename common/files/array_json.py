@@ -21,7 +21,9 @@ _ARRAY = "__array__"
 """Only key of the object that stands for an array; its value is the array's number."""
 _PAIRS = "__pairs__"
 """Only key of the object that stands for a mapping with integer keys (as in torch's optimizers); its value is pairs."""
-_MARKS = {_ARRAY, strict_json.NON_FINITE, _PAIRS}
+_EARLIER_NUMBER = "__number__"
+"""What stood for `strict_json.NON_FINITE` in files of allstep 0.1, which are read as well."""
+_MARKS = {_ARRAY, strict_json.NON_FINITE, _EARLIER_NUMBER, _PAIRS}
 
 
 def save(folder: Path, value: Any) -> None:
@@ -89,8 +91,8 @@ def _restored(value: Any, folder: Path) -> Any:
         return load_npy(data)
     if isinstance(value, dict) and value.keys() == {_PAIRS}:
         return {int(key): _restored(item, folder) for key, item in value[_PAIRS]}
-    if isinstance(value, dict) and value.keys() == {strict_json.NON_FINITE}:
-        return float(value[strict_json.NON_FINITE])
+    if isinstance(value, dict) and len(value) == 1 and value.keys() <= {strict_json.NON_FINITE, _EARLIER_NUMBER}:
+        return float(*value.values())
     if isinstance(value, dict):
         return {key: _restored(item, folder) for key, item in value.items()}
     return value

@@ -38,7 +38,14 @@ def test_what_json_has_not_is_refused(value, tmp_path):
         array_json.save(tmp_path / "a", value)
 
 
-@pytest.mark.parametrize("text", ["{", '{"__array__": 0}', '{"__array__": "../../x"}', '{"__pairs__": 1}'])
+def test_numbers_that_json_lacks_come_back_from_earlier_versions(tmp_path):
+    (tmp_path / "values.json").write_text('{"a": {"__number__": "inf"}, "b": [{"non_finite": "-inf"}]}')
+    assert array_json.load(tmp_path) == {"a": float("inf"), "b": [-float("inf")]}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"__array__": 0}', '{"__array__": "../../x"}', '{"__pairs__": 1}', '{"non_finite": []}']
+)
 def test_damaged_values(text, tmp_path):
     (tmp_path / "values.json").write_text(text)
     with pytest.raises(UserError, match="expected a value in"):
