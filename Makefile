@@ -11,9 +11,8 @@ train: setup
 	$(IN_VENV) horovodrun -np 2 python pytorch/train.py
 	$(IN_VENV) horovodrun -np 2 python tensorflow/train.py
 
-# Tests of faults wait for time limits: two processes left 29 % of two cores idle.
 test: setup
-	$(IN_VENV) python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-quick: setup
 	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import timm
@@ -14,6 +15,9 @@ from torch import nn
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
+from allstep.common.launch.placement import ALONE
+from allstep.common.training.trial import TrialCheck
+from allstep.pytorch.kept.pass_state import RUNNING, pass_state
 from allstep.pytorch.losses import build_loss
 from allstep.pytorch.other_networks import build_other
 from allstep.pytorch.outputs import with_heads
@@ -138,11 +142,16 @@ def test_outputs_that_are_not_known_are_refused_before_training(wrap):
         build_other("a program", SMALL, 0, Returns(wrap))
 
 
-def test_a_softmax_is_told(capsys):
-    build_other("a program", SMALL, 0, Returns(lambda _, logits: logits.softmax(-1)))
-    assert "seems to end in a softmax" in "".join(capsys.readouterr())
-    build_other("a program", SMALL, 0, Returns(lambda _, logits: logits))
-    assert "softmax" not in "".join(capsys.readouterr())
+@pytest.mark.parametrize("ends_in_softmax", [True, False])
+def test_a_softmax_is_told(ends_in_softmax, capsys):
+    end = (lambda _, logits: logits.softmax(-1)) if ends_in_softmax else (lambda _, logits: logits)
+    network = build_other("a program", SMALL, 0, Returns(end))
+    check = TrialCheck(pass_state(network), [], averaged=RUNNING, puts_back=True)
+    config = SimpleNamespace(model="a program", parallel=SimpleNamespace(num_slices=None, accumulate_steps=1))
+    dataset, progress = SimpleNamespace(task="classification"), SimpleNamespace(step=0)
+    run = SimpleNamespace(config=config, placement=ALONE, dataset=dataset, progress=progress)
+    check.on_start(cast(Any, run))
+    assert ("seems to end in a softmax" in capsys.readouterr().err) == ends_in_softmax
 
 
 @pytest.mark.parametrize(
