@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from requirements import need_packages
 
 from allstep.commands.horovod.patch_series import texts
 
@@ -49,6 +50,7 @@ def build(source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    need_packages("deflate")  # `pip wheel` installs it where a build may be isolated
     return build(sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
 
 
