@@ -22,7 +22,7 @@ _ARRAY = "__array__"
 _PAIRS = "__pairs__"
 """Only key of the object that stands for a mapping with integer keys (as in torch's optimizers); its value is pairs."""
 _EARLIER_NUMBER = "__number__"
-"""What stood for `strict_json.NON_FINITE` in files of allstep 0.1, which are read as well."""
+"""Counterpart of `strict_json.NON_FINITE` in files of allstep 0.1, which are read as well."""
 _MARKS = {_ARRAY, strict_json.NON_FINITE, _EARLIER_NUMBER, _PAIRS}
 
 
