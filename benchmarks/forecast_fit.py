@@ -6,7 +6,7 @@ The parameters of commands/forecast/parameters.py are fitted to commands/forecas
 counts once, and large errors count less (soft L1), since no physics here explains a misconfigured cluster. Errors are
 those of fits that leave one publication out; so are the ranges that are tested on it. Calibration takes the two
 smallest sizes of each system with three or more and forecasts the largest. `--write` writes
-commands/forecast/fitted.yaml and the tables in docs/forecast.md. Takes some minutes on one core. """
+commands/forecast/fitted.yaml and the tables in docs/forecast.md. Takes some minutes on one core."""
 
 from __future__ import annotations
 
