@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import xxhash
@@ -26,22 +27,32 @@ _MAX_BYTES = 2**28
 """Size of inputs that are digested whole: a tenth of a second."""
 _ROWS_AT_ONCE = 2**16
 _AS_READ = " as the program reads them"
+_FOUND: WeakKeyDictionary[Split, dict[str, str]] = WeakKeyDictionary()
+"""Digests of each split in use: ranks compare them at the start, and rank 0 keeps them in checkpoints."""
 
 
 def digests_of(dataset: Dataset) -> dict[str, str]:
     """Return a digest of each part of a data set, by the name of the part in error messages."""
     digests = {"class names": _hashed(["\0".join(dataset.class_names).encode()])} if dataset.class_names else {}
     for name, split in (("training", dataset.train), ("validation", dataset.validation)):
-        digests[f"{name} labels"] = _hashed([_labels(split)])
-        if getattr(split.whole if isinstance(split, Subset) else split, "may_augment", False):
-            if (inputs := _read_twice(split)) is not None:
-                digests[f"{name} inputs{_AS_READ}"] = _hashed([inputs])
-            continue
-        digests[f"{name} inputs"] = _hashed(_some_inputs(split))
-        if blocks := _all_inputs(split):
-            digests[f"{name} samples"] = _hashed(blocks)
+        if split not in _FOUND:
+            _FOUND[split] = _digests_of_split(split)
+        digests |= {f"{name} {what}": digest for what, digest in _FOUND[split].items()}
     if isinstance(dataset.sampler, Curriculum):
         digests["order of --curriculum"] = _hashed([dataset.sampler.easiest_first])
+    return digests
+
+
+def _digests_of_split(split: Split) -> dict[str, str]:
+    """Return the digest of a split's labels, and of those inputs that can be compared."""
+    digests = {"labels": _hashed([_labels(split)])}
+    if getattr(split.whole if isinstance(split, Subset) else split, "may_augment", False):
+        if (inputs := _read_twice(split)) is not None:
+            digests[f"inputs{_AS_READ}"] = _hashed([inputs])
+        return digests
+    digests["inputs"] = _hashed(_some_inputs(split))
+    if blocks := _all_inputs(split):
+        digests["samples"] = _hashed(blocks)
     return digests
 
 
