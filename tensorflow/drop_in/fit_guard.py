@@ -22,9 +22,9 @@ from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallbac
 from allstep.tensorflow.drop_in.collectives import gather, per_rank
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
-from allstep.tensorflow.drop_in.own_loop import leave_to_guard
 from allstep.tensorflow.drop_in.reduction import is_elastic
 from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of
+from allstep.tensorflow.drop_in.user_loop import leave_to_guard
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from horovod.tensorflow import Adasum, Average
 from horovod.tensorflow.mpi_ops import ProcessSet
 
 from allstep.tensorflow.drop_in.collectives import native, wire_dtype
-from allstep.tensorflow.drop_in.own_loop import SecondStep
+from allstep.tensorflow.drop_in.user_loop import SecondStep
 
 Given = tf.Tensor | tf.IndexedSlices
 Gradient = Given | None
