@@ -32,8 +32,7 @@ FLAGS = (
 def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
     """Return the figure of one framework, and the seconds of each block of the elastic job and of the other one.
 
-    Raises:
-        BenchmarkFailed: a job has failed.
+    Raises BenchmarkFailed if a job has failed.
     """
     hosts = folder / "hosts"
     hosts.write_text(f"localhost:{NUM_RANKS}\n")

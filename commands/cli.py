@@ -119,8 +119,7 @@ def main() -> None:
 def call(arguments: Sequence[str]) -> None:
     """Call the command that the first argument names with the others; without arguments, or for --help, list commands.
 
-    Raises:
-        UserError: the command does not exist, or does not take these arguments.
+    Raises UserError if the command does not exist, or does not take these arguments.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())

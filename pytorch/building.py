@@ -36,11 +36,9 @@ def build_step(
     dataset: Dataset,
     measures_noise: bool,
 ) -> Step:
-    """Return the training step of a run.
+    """Return the training step of a run; `network` is that of `Worker`.
 
-    Args:
-        network: see `Worker`.
-        measures_noise: whether the gradients of passes are measured for the noise scale.
+    `measures_noise` tells whether the gradients of passes are measured for the noise scale.
     """
     flags, reduction, parameters = config.optimizer, strategy.reduction, dict(local_parameters(network))
     changes: list[Change] = []

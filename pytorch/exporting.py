@@ -30,14 +30,10 @@ class _WithScaling(nn.Module):
 
 
 def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, scales: bool) -> None:
-    """Write a network.
+    """Write a network, or raise the exporter's exception for those that it cannot export.
 
-    Args:
-        form: state-dict, safetensors, torch-export or onnx.
-        scales: whether the graph takes samples as they are in the data set.
-
-    Raises:
-        Exception: of the exporter, for networks that it cannot export.
+    `form` is state-dict, safetensors, torch-export or onnx; `scales` tells whether the graph takes samples as they are
+    in the data set.
     """
     model = network.model
     if form in ("state-dict", "safetensors"):

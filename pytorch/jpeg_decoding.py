@@ -26,14 +26,11 @@ class JpegDecoder:
     """Converts the inputs that the loader gives under --decode gpu to those of --decode cpu, except for rounding."""
 
     def __init__(self, size: int, device: torch.device, *, tells: bool) -> None:
-        """Check that files can be decoded on the device.
+        """Refuse a device on which torchvision cannot decode files.
 
         Args:
             size: height and width in pixels of the images given to the network.
             tells: whether to warn, once, if the CPU has to decode files.
-
-        Raises:
-            UserError: torchvision cannot decode on the device.
         """
         self._size, self._device, self._tells = size, device, tells
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -48,8 +45,7 @@ class JpegDecoder:
     def __call__(self, images: np.ndarray) -> torch.Tensor:
         """Return the pixels, uint8 (n, size, size, 3), of the n inputs that `EncodedSplit` has read.
 
-        Raises:
-            UserError: neither the device nor the CPU can decode an image.
+        Raises UserError if neither the device nor the CPU can decode an image.
         """
         if self._stream is None:
             return self._pixels(images)
@@ -129,8 +125,8 @@ def resized(images: Sequence[torch.Tensor], files: Sequence[EncodedImage], size:
 def filter_weights(begin: torch.Tensor, end: torch.Tensor, lengths: Sequence[int], size: int) -> torch.Tensor:
     """Return the weight of each pixel of n lines in each of the `size` pixels to which its [begin, end) is resized.
 
-    The weights form a triangle around the new pixel's centre; if the line shrinks, it is as wide as two new pixels
-    (Pillow's `ImagingResample` with the bilinear filter).
+    The weights are float32 (n, size, longest), whose rows add up to 1. They form a triangle around the new pixel's
+    centre; if the line shrinks, it is as wide as two new pixels (Pillow's `ImagingResample` with the bilinear filter).
 
     Args:
         begin: float32 (n,), in pixels. If `end` is smaller, the line is mirrored.

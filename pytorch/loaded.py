@@ -24,8 +24,7 @@ class LoadedNetwork:
     def __init__(self, config: TrainConfig, dataset: Dataset, own: Any = None) -> None:
         """Build the network, whose weights `load` sets; random numbers of the program stay as they are.
 
-        Raises:
-            UserError: see `build_network`, or the device does not exist.
+        Raises UserError if the device does not exist, and as `build_network` does.
         """
         if config.device == "cuda" and not torch.cuda.is_available():
             raise UserError("device cuda needs a GPU that PyTorch can use, there is none; give cpu or auto")

@@ -24,8 +24,7 @@ Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Tensor | None = None) -> Measure:
     """Return a loss of `common.catalog.losses.LOSSES`, or the user's function that FILE.py:FUNCTION names.
 
-    Args:
-        class_weights: float32 (classes,), factors of the terms of the cross-entropy, which stays a mean over samples.
+    `class_weights`, float32 (classes,), are factors of the terms of the cross-entropy, which stays a mean over samples.
     """
     if (function := user_file.loss_for("pytorch", name)) is not None:
         _check_object(function)
@@ -64,8 +63,8 @@ def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> t
 def _check_object(function: Callable) -> None:
     """Move a loss that is a module to the default device, and refuse one that is no mean over samples.
 
-    Raises:
-        UserError: it sums up, weights classes in its mean, or has parameters of its own, which nothing would train.
+    Raises UserError if it sums up, weights classes in its mean, or has parameters of its own, which nothing would
+    train.
     """
     options, called, name = {}, function, f"{name_of(function)} of --loss"
     while isinstance(called, partial):

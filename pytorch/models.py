@@ -28,11 +28,8 @@ from allstep.pytorch.kept.network_state import as_array, as_tensor, load, weight
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
     """Build the network that --model names, for a data set.
 
-    Args:
-        own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
-
-    Raises:
-        UserError: no network has that name, or it does not fit the data set's samples.
+    A network from a Python program, or a function that builds it, replaces it as `own`. Raises UserError if no network
+    has that name, or it does not fit the data set's samples.
     """
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
@@ -67,16 +64,14 @@ def build_model(
 ) -> nn.Module:
     """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
 
-    Samples are normalised images, float32 (n, channels, height, width), or texts, int64 (n, length).
+    Samples are normalised images, float32 (n, channels, height, width), or texts, int64 (n, length). Raises UserError
+    if the images are too small for the network, or cannot be divided into its patches.
 
     Args:
         name: one of `common.catalog.networks.MODELS`.
         input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
         depth, width: size of a wide-resnet.
         num_tokens: size of a text's vocabulary.
-
-    Raises:
-        UserError: the images are too small for the network, or cannot be divided into its patches.
     """
     if len(input_shape) == 3:
         check_image_size(name, *input_shape[:2])

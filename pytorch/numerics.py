@@ -14,8 +14,7 @@ from allstep.common.launch.horovod_build import check_built_for
 def prepare(config: TrainConfig) -> None:
     """Configure PyTorch for a run, before any computation.
 
-    Raises:
-        UserError: the version is older than the tested ones, or Horovod was built for another version.
+    Raises UserError if the version is older than the tested ones, or Horovod was built for another version.
     """
     check_version("torch", torch.__version__)
     if config.strategy_name == "horovod":

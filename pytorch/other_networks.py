@@ -47,14 +47,13 @@ def build_other(
 ) -> nn.Module:
     """Build the network that `model` names and try it on two samples of random numbers.
 
+    Raises UserError if no network has that name, it cannot be built, or its outputs do not fit the data set.
+
     Args:
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
         sharded: whether the strategy has to know how weights are used (see `kept.uses`).
-
-    Raises:
-        UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
@@ -208,11 +207,7 @@ class NormCheck(Hook):
         self._network = network
 
     def on_start(self, session: TrainingRun) -> None:
-        """Check the smallest pass.
-
-        Raises:
-            UserError: it has a single sample, which is too few for a batch norm.
-        """
+        """Refuse a smallest pass of a single sample, which is too few for a batch norm."""
         config = session.config
         if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:
             return  # the batch size is that of the run before

@@ -44,11 +44,7 @@ class Slices:
     seed: int
 
     def __call__(self, batch: Batch, loss_scale: float, num_steps: int) -> torch.Tensor:
-        """See `step.Backward`; the reduction knows the sum of losses.
-
-        Raises:
-            UnequalBits: see `audit`.
-        """
+        """See `step.Backward`; the reduction knows the sum of losses. Raises UnequalBits as `audit` does."""
         self.reduction.begin(min(self.reduction.sum.num_slices, batch.num_global))
         with self.reduction.whole_weights():
             self._add_own(batch, lambda part, number: self._pass(part, number, loss_scale, num_steps))

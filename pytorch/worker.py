@@ -44,9 +44,8 @@ class Worker(BaseWorker):
     ) -> None:
         """Build the step, the state and validation.
 
-        Args:
-            network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
-            measures_noise: whether to look at the gradients of passes for the noise scale.
+        `network` has the weights, by their canonical names; those that another rank keeps are on the device meta.
+        `measures_noise` tells whether to look at the gradients of passes for the noise scale.
         """
         self.device, self.collectives, self._strategy, self._network = device, strategy.collectives, strategy, network
         passes = config.parallel.accumulate_steps

@@ -34,8 +34,7 @@ def build_step(
 ) -> tuple[Step, OnePass]:
     """Return the training step of a run, and the pass of which it consists.
 
-    Args:
-        measures_noise: whether the gradients of passes are measured for the noise scale.
+    `measures_noise` tells whether the gradients of passes are measured for the noise scale.
     """
     flags, reduction, weights = config.optimizer, strategy.reduction, trained_weights(model)
     changes: list[Change] = []

@@ -19,14 +19,9 @@ _OPSET = 18
 
 
 def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, scales: bool) -> None:
-    """Write a network.
+    """Write a network, or raise the exporter's exception for those that it cannot export.
 
-    Args:
-        form: keras, saved-model or onnx.
-        scales: whether the graph takes samples as they are in the data set.
-
-    Raises:
-        Exception: of the exporter, for networks that it cannot export.
+    `form` is keras, saved-model or onnx; `scales` tells whether the graph takes samples as they are in the data set.
     """
     are_numbers = dataset.input_type != "int64"
     kind = dataset.input_type if scales or not are_numbers else "float32"
@@ -65,8 +60,7 @@ def _rescaling(dataset: Dataset) -> keras.layers.Layer:
 def _of_keras_alone(model: keras.Model) -> keras.Model:
     """Return a model without layers of allstep, which only a program with allstep could load.
 
-    Raises:
-        UserError: a layer has no counterpart in Keras.
+    Raises UserError if a layer has no counterpart in Keras.
     """
     own = [layer for layer in model.layers if type(layer).__module__.startswith("allstep.")]
     if not own:

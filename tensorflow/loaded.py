@@ -28,8 +28,7 @@ class LoadedNetwork:
     def __init__(self, config: TrainConfig, dataset: Dataset, own: Any = None) -> None:
         """Build the network, whose weights `load` sets.
 
-        Raises:
-            UserError: see `build_network`, or the device does not exist.
+        Raises UserError if the device does not exist, and as `build_network` does.
         """
         if line := wrong_keras():
             raise UserError(line)

@@ -23,8 +23,7 @@ Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()) -> Measure:
     """Return a loss of `common.catalog.losses.LOSSES`, or the user's function that FILE.py:FUNCTION names.
 
-    Args:
-        class_weights: factors of the terms of the cross-entropy, which stays a mean over samples.
+    `class_weights` are factors of the terms of the cross-entropy, which stays a mean over samples.
     """
     if (function := user_file.loss_for("tensorflow", name)) is not None:
         return partial(_users, _targets_last(function))
@@ -78,8 +77,7 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
 def _targets_last(function: Callable) -> Callable:
     """Return a user's function of outputs and targets; Keras' own losses take them in the other order.
 
-    Raises:
-        UserError: it adds losses up, where a mean is expected.
+    Raises UserError for one that adds losses up, where a mean is expected.
     """
     called = function
     while isinstance(called, partial):

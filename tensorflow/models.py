@@ -38,11 +38,8 @@ _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> keras.Model:
     """Build the network that --model names, for a data set.
 
-    Args:
-        own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
-
-    Raises:
-        UserError: no network has that name, or it does not fit the data set's samples.
+    A network from a Python program, or a function that builds it, replaces it as `own`. Raises UserError if no network
+    has that name, or it does not fit the data set's samples.
     """
     if config.model not in MODELS:
         from allstep.tensorflow.other_networks import build_other
@@ -76,7 +73,8 @@ def build_model(
 ) -> keras.Model:
     """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
 
-    Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length).
+    Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length). Raises UserError
+    if the images are too small for the network, or cannot be divided into its patches.
 
     Args:
         name: one of `common.catalog.networks.MODELS`.
@@ -84,9 +82,6 @@ def build_model(
         depth, width: size of a wide-resnet.
         num_tokens: size of a text's vocabulary.
         precision: precision in which the layers compute: float32, tf32, bf16 or fp16.
-
-    Raises:
-        UserError: the images are too small for the network, or cannot be divided into its patches.
     """
     if len(input_shape) == 3:
         check_image_size(name, *input_shape[:2])

@@ -16,9 +16,8 @@ from allstep.common.launch.horovod_build import check_built_for
 def prepare(config: TrainConfig) -> None:
     """Configure TensorFlow for a run, before any computation.
 
-    Raises:
-        UserError: the version is older than the tested ones, Horovod was built for another version, or Keras is set to
-            other layouts, types or backends than the trainers have.
+    Raises UserError if the version is older than the tested ones, Horovod was built for another version, or Keras is
+    set to other layouts, types or backends than the trainers have.
     """
     if line := wrong_keras():
         raise UserError(line)

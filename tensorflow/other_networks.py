@@ -40,13 +40,12 @@ def build_other(
 ) -> keras.Model:
     """Build the network that `model` names and try it on two samples of random numbers.
 
+    Raises UserError if no network has that name, it cannot be built, or its outputs do not fit the data set.
+
     Args:
         model: FILE.py:FUNCTION or keras:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
-
-    Raises:
-        UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
     """
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     file = user_file.parse(model)

@@ -51,8 +51,8 @@ class Slices:
     ) -> None:
         """See `Step`, whose methods the last two functions are.
 
-        Raises:
-            UserError: the network keeps something else that a step changes, of which each slice would need its own.
+        Raises UserError if the network keeps something else that a step changes, of which each slice would need its
+        own.
         """
         self._variables, self._devices, self._observers = model.trainable_variables, strategy.slice_devices, observers
         self._collectives = strategy.collectives
@@ -86,11 +86,7 @@ class Slices:
         )
 
     def start(self, batch: Batch, learning_rate: float, loss_scale: float) -> StepResult:
-        """Start the step.
-
-        Raises:
-            UnequalBits: see `audit`.
-        """
+        """Start the step. Raises UnequalBits as `audit` does."""
         num_with_samples = min(self._sum.num_slices, batch.num_global)
         if self._is_one_function(batch):
             numbers = batch.loss_weight * loss_scale, learning_rate, loss_scale, num_with_samples

@@ -46,8 +46,7 @@ class Worker(BaseWorker):
     ) -> None:
         """Build the step, the state and validation.
 
-        Args:
-            measures_noise: whether to look at the gradients of passes for the noise scale.
+        `measures_noise` tells whether to look at the gradients of passes for the noise scale.
         """
         self.device, self.collectives, self._strategy, self._model = device, strategy.collectives, strategy, model
         sizes = self.collectives.world_size, strategy.num_local_devices, config.parallel.accumulate_steps

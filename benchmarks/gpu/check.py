@@ -168,8 +168,7 @@ def _try_all(names: Sequence[str], effort: Effort, folder: Path) -> list[Figure]
 def _at_most(seconds: float) -> Iterator[None]:
     """End the block, wherever it waits, after a number of seconds.
 
-    Raises:
-        TookTooLong: the block did not end by itself; callees add what its jobs have printed.
+    Raises TookTooLong if it did not end by itself; callees add what its jobs have printed.
     """
 
     def end(signum: int, frame: object) -> None:

@@ -35,9 +35,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def time_blocks(flags: argparse.Namespace, step: Callable[[], object], wait: Callable[[], None]) -> None:
     """Warm up, time each block in its turn, and write the blocks like `allstep.commands.compare.synthetic`.
 
-    Args:
-        step: trains on one batch; may return before the work is done.
-        wait: returns when all work is done.
+    `step` trains on one batch, and may return before the work is done; `wait` returns when all work is done.
     """
     for _ in range(flags.num_warmup_batches):
         step()

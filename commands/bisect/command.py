@@ -61,8 +61,7 @@ class Difference:
 def check_comparable(first: Header, second: Header) -> None:
     """Refuse two traces whose digests could never be equal.
 
-    Raises:
-        UserError: the traces differ in framework, network or --slices or, without --slices, in world size.
+    They differ in framework, network or --slices or, without --slices, in world size.
     """
     same = "two runs of one framework and one network, on as many ranks or with the same --slices"
     for name, one, other in (
@@ -82,11 +81,7 @@ def check_comparable(first: Header, second: Header) -> None:
 
 
 def common_steps(first: Trace, second: Trace) -> np.ndarray:
-    """Return the steps that every rank of both runs has recorded.
-
-    Raises:
-        UserError: no step is common to all.
-    """
+    """Return the steps that every rank of both runs has recorded. Raises UserError if no step is common to all."""
     present = [rows["step"] for rows in (*first.rows, *second.rows)]
     steps = present[0]
     for others in present[1:]:

@@ -45,11 +45,8 @@ class NotReplayed(Exception):
 def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()) -> Trace:
     """Replay the run in `output_dir` up to `step` and return the trace; nothing is written to `output_dir`.
 
-    Args:
-        code: FILE.py:FUNCTION that the user has named; a run directory is data, and its other files are not imported.
-
-    Raises:
-        NotReplayed: the replay cannot be started on this machine, or has failed.
+    `code` is the FILE.py:FUNCTION that the user has named; a run directory is data, and its other files are not
+    imported. Raises NotReplayed if the replay cannot be started on this machine, or has failed.
     """
     if header.framework not in FRAMEWORKS:
         raise NotReplayed(f"its framework is {quote(header.framework)}")
@@ -97,8 +94,7 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
 def _trusted_flags(header: Header, code: Sequence[str]) -> dict[str, Any]:
     """Return the run's flags without what must not be repeated.
 
-    Raises:
-        NotReplayed: one names code that the user has not.
+    Raises NotReplayed if a flag names code that the user has not.
     """
     flags = {name: value for name, value in header.config.items() if name not in _GIVEN_FLAGS + _REMOTE_FLAGS}
     for name in user_file.FLAGS:

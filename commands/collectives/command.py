@@ -154,9 +154,8 @@ def launch(
 ) -> list[RankResult]:
     """Measure one library once and return what each rank wrote, by rank.
 
-    Raises:
-        UserError: the launcher is not installed.
-        Fault: the job failed, or it hung and was ended with all its processes.
+    Raises UserError if the launcher is not installed; Fault if the job failed, or it hung and was ended with all its
+    processes.
     """
     launcher = start(BACKENDS[name].launcher, num_ranks)
     if shutil.which(launcher[0], path=environment()["PATH"]) is None:
@@ -176,8 +175,7 @@ def launch(
 def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[Row]:
     """Return the rows of one library, each with its fastest pass (by average over ranks) and its median pass.
 
-    Args:
-        rounds: the rows that each rank wrote, by round and rank.
+    `rounds` are the rows that each rank wrote, by round and rank.
     """
     num_ranks, found = len(rounds[0]), []
     for number, row in enumerate(rounds[0][0]):

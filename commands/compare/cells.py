@@ -151,10 +151,8 @@ def matrix(
 ) -> list[Cell]:
     """Return all cells in the order of the table, without combinations that a framework or strategy does not support.
 
-    INDEPENDENT and one rank are always included, since the others are compared with them.
-
-    Args:
-        compilations: whether steps are compiled; strategies that cannot compile are left out of those tables.
+    INDEPENDENT and one rank are always included, since the others are compared with them. `compilations` tells whether
+    steps are compiled; strategies that cannot compile are left out of those tables.
     """
     strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
     ranks = sorted({1, *ranks})
@@ -178,8 +176,7 @@ def commands(
 ) -> tuple[list[list[str]], list[Path]]:
     """Return the commands of a cell's launch, which run at the same time, and the files that they write to `folder`.
 
-    Args:
-        turns: socket on which the ranks wait for their turns.
+    `turns` is the socket on which the ranks wait for their turns.
     """
     number = cell.ranks if cell.strategy == INDEPENDENT else 1
     outputs = [folder / f"output-{process}.json" for process in range(number)]

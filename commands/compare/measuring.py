@@ -51,8 +51,7 @@ class Comparison:
     ) -> None:
         """Read what an earlier call left in `directory`.
 
-        Raises:
-            UserError: the directory was begun by another version, with other settings or on another machine.
+        Raises UserError if it was begun by another version, with other settings or on another machine.
         """
         self._directory, self._cells, self._settings = directory, cells, settings
         self._num_rounds, self._time_limit, self._command = num_rounds, time_limit, command
@@ -270,8 +269,7 @@ def _as_name(word: str) -> str:
 def _read(kind: type[KeptT], path: Path) -> KeptT | None:
     """Read a file of a comparison; return None if there is none, or if it is broken, with a warning.
 
-    Raises:
-        UserError: another program wrote the file, or another version of this one.
+    Raises UserError if another program wrote the file, or another version of this one.
     """
     try:
         return files.read(kind, path)

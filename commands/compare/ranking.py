@@ -66,8 +66,7 @@ def _groups(ranked: Sequence[CellResult]) -> list[list[CellResult]]:
 def answers(cells: Sequence[CellResult], *, is_short: bool = False) -> list[str]:
     """Return a sentence for each framework and number of ranks of a table, and one for each other framework.
 
-    Args:
-        is_short: whether only the largest number of ranks on which a framework has a ranking is told.
+    `is_short` leaves out all but the largest number of ranks on which a framework has a ranking.
     """
     comparable = [cell for cell in cells if cell.comparable]
     found = {

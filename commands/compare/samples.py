@@ -106,9 +106,7 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str], *, first_fram
     """Return ratios of a cell's speed to those of other cells, by name.
 
     Each round gives one ratio, from pairs of blocks with the same number, which are neighbours if cells take turns.
-
-    Args:
-        comparable: ids of the cells that may be compared.
+    `comparable` are the ids of the cells that may be compared.
     """
     one_rank = dataclasses.replace(cell, ranks=1)
     others = {

@@ -74,8 +74,7 @@ def check_clock(clock: Clock, here_name: str) -> Finding:
 def check_ports(unreached: Mapping[str, Mapping[str, str]], num_hosts: int) -> list[Finding]:
     """Check whether all hosts reach each other at arbitrary free ports.
 
-    Args:
-        unreached: for each host, the reasons by name of the hosts that it does not reach.
+    `unreached` has for each host the reasons by name of the hosts that it does not reach.
     """
     pairs = [(one, other, why) for one, others in unreached.items() for other, why in others.items()]
     if not pairs:

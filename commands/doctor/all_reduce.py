@@ -62,11 +62,7 @@ def check_host(found: Measurement | str) -> Finding:
 
 
 def check_across(found: Measurement | str, megabits: int) -> Finding:
-    """Check the all-reduce with one rank per host.
-
-    Args:
-        megabits: speed of the network in Mbit/s, 0 if it is not known.
-    """
+    """Check the all-reduce with one rank per host; `megabits` is the network's speed in Mbit/s, 0 if not known."""
     if failed := _failure(found, "across hosts"):
         return failed
     assert isinstance(found, Measurement)

@@ -37,8 +37,7 @@ _SKIPPABLE = ("frameworks", "data", "ports", "all-reduce")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the checks, print the findings, and exit with status 1 if there is a fault.
 
-    Raises:
-        UserError: the flags or the hosts are wrong.
+    Raises UserError if the flags or the hosts are wrong.
     """
     flags = _flags(argv)
     hosts = _hosts(flags)

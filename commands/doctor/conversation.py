@@ -61,11 +61,7 @@ class Agent:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def ask(self, question: Question, kind: type[Answer]) -> Answer:
-        """Return the agent's answer to a question.
-
-        Raises:
-            NoAnswer: the agent did not answer, or the answer is not a `kind`.
-        """
+        """Return the agent's answer to a question. Raises NoAnswer if there is none, or it is not a `kind`."""
         assert self._process.stdin and self._process.stdout  # both are pipes
         limit = threading.Timer(ANSWER_SECONDS, self._process.kill)
         limit.start()
@@ -120,11 +116,9 @@ _SSH_REASONS = (
 
 
 def why_gone(host: str, status: int, errors: str) -> Finding:
-    """Return the reason for which an agent has exited.
+    """Return the reason for which an agent has exited, from its status and standard error.
 
-    Args:
-        status: exit status of ssh or of a local agent; ssh uses 255 for its own failures.
-        errors: standard error of the process.
+    `status` is that of ssh, which uses 255 for its own failures, or of a local agent.
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last = quoted(lines[-1]) if lines else f"status {status}"

@@ -42,9 +42,8 @@ def examine(
 ) -> list[Finding]:
     """Check all hosts at once, then what is between them.
 
-    Args:
-        skip: checks to leave out: frameworks, data, ports, all-reduce.
-        data_dir: folder of the data sets; None for the default of --data-dir.
+    `skip` are checks to leave out: frameworks, data, ports, all-reduce. `data_dir` is the folder of the data sets; None
+    for the default of --data-dir.
     """
     here = next((host.name for host in hosts if is_this_host(host.name)), socket.gethostname())
     agents = [_agent(host.name, is_here=host.name == here, skip=skip, data_dir=data_dir) for host in hosts]

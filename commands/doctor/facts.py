@@ -28,8 +28,7 @@ class Facts:
 def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> Facts:
     """Gather the facts about this host, while separate processes import the frameworks.
 
-    Args:
-        data_dir: folder of the data sets; None for the default of --data-dir.
+    `data_dir` is the folder of the data sets; None for the default of --data-dir.
     """
     folder = data_dir or default_data_dir()
     with ThreadPoolExecutor() as pool:

@@ -79,8 +79,7 @@ def _limit(kind: int) -> int | None:
 def check(facts: Machine, num_ranks: int, num_gpus: int) -> list[Finding]:
     """Check whether the host has the resources for `num_ranks` ranks.
 
-    Args:
-        num_gpus: number of GPUs for the ranks of this host; without GPUs each rank needs a core.
+    `num_gpus` is the number of GPUs for the ranks of this host; without GPUs each rank needs a core.
     """
     return [
         _check_cores(facts, num_ranks, num_gpus),

@@ -46,11 +46,7 @@ class Software:
 
 
 def read(data_dir: Path, *, data: bool) -> Software:
-    """Read what is installed, and the data sets if `data` is true.
-
-    Args:
-        data_dir: folder of the data sets (--data-dir).
-    """
+    """Read what is installed, and the data sets in `data_dir` (--data-dir) if `data` is true."""
     root = Path(allstep.common.__path__[0]).parent
     return Software(
         python=platform.python_version(),

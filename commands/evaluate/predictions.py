@@ -39,14 +39,9 @@ class Predictions:
     """Predictions of the validation samples of a data set: this rank's until `collect`, then all."""
 
     def __init__(self, dataset: Dataset, num_best: int, collectives: Collectives, *, labelled: bool = True) -> None:
-        """Prepare a row for each sample.
+        """Prepare a row for each sample, with the `num_best` most probable classes; `labelled` samples have targets.
 
-        Args:
-            num_best: number of classes, the most probable ones, in a row.
-            labelled: whether samples have targets.
-
-        Raises:
-            UserError: samples are texts, whose every token has a prediction.
+        Raises UserError if samples are texts, whose every token has a prediction.
         """
         if dataset.task == "next-token":
             raise UserError("--predictions is for one prediction a sample, this run predicts each token; leave it out")
@@ -96,8 +91,7 @@ class Predictions:
     def write(self, path: Path) -> None:
         """Write the rows as the ending of the path says.
 
-        Raises:
-            OSError: the file cannot be written; one that was there stays.
+        Raises OSError if the file cannot be written; one that was there stays.
         """
         rows = list(self.rows())
         with write_atomically(path) as stream:

@@ -26,8 +26,7 @@ _DATA = (
 def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
     """Return the words of a trainer's command line: the run's own flags, and `given`, which win.
 
-    Raises:
-        UserError: the run names code, or an object of a program, that the user has not named.
+    Raises UserError if the run names code, or an object of a program, that the user has not named.
     """
     names = set(map(flag_name, given))
     kept = (*_NETWORK, *_PICTURES, *(() if "dataset" in names else _DATA))

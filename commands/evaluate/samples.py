@@ -26,13 +26,9 @@ _ADVICE = "evaluate on samples like those of the run"
 
 
 def fitted(dataset: Dataset, data: DataConfig, run: Description | None, *, part: str) -> Dataset:
-    """Return a data set whose validation part is what is evaluated, with the preprocessing of the run.
+    """Return a data set whose validation part is the `part` to evaluate (train or validation), as the run preprocesses.
 
-    Args:
-        part: train or validation.
-
-    Raises:
-        UserError: its samples or classes are not those of the run.
+    Raises UserError if its samples or classes are not those of the run.
     """
     if part == "train":
         dataset = dataclasses.replace(dataset, validation=_plain(dataset.train))
@@ -75,8 +71,7 @@ class Pictures:
 def unlabelled(folder: Path, run: Description, data: DataConfig, placement: Placement) -> Dataset:
     """Return the pictures below a folder, in the order of their paths, with targets of 0 that mean nothing.
 
-    Raises:
-        UserError: there are none, or the run was not trained on files of pictures.
+    Raises UserError if there are none, or the run was not trained on files of pictures.
     """
     if run.image_files is None:
         raise UserError(

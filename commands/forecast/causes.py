@@ -38,9 +38,8 @@ def bottleneck(
 ) -> tuple[str, float]:
     """Return what costs most at this size, and the share of the step time that would be saved if it were perfect.
 
-    Args:
-        found: forecast of the workload on the machine.
-        known: causes that may be named. The others are perfect together, under the name UNKNOWN.
+    `found` is the forecast of the workload on the machine; causes that are not `known`, and may not be named, are
+    perfect together, under the name UNKNOWN.
     """
     cases = {"input": (workload, replace(machine, node_input=math.inf, storage_input=math.inf))}
     cases |= {name: perfect(workload, machine) for name, perfect in _PERFECT.items() if name in known}
@@ -57,9 +56,7 @@ def what_helps(
 ) -> tuple[str, float] | None:
     """Return the change that gains most, and the efficiency with it; None if the gain is less than NOTICED.
 
-    Args:
-        found: forecast of the workload on the machine.
-        known: causes whose values may be changed.
+    `found` is the forecast of the workload on the machine; the values of `known` causes may be changed.
     """
     cases = _changes(workload, machine, known)
     changes = {name: forecast(*case, found.num_ranks).efficiency for name, case in cases}

@@ -227,11 +227,8 @@ def epochs_needed(epochs: float, global_batch_size: int, critical_batch_size: fl
     """Return the passes over the data that a target accuracy takes with a global batch.
 
     E = E_min (1 + B / B_crit) (McCandlish et al. 2018, An Empirical Model of Large-Batch Training, equation 2.11, with
-    E proportional to the samples): below the critical batch a pass is worth the same with any batch.
-
-    Args:
-        epochs: passes needed with a small batch.
-        critical_batch_size: samples at which twice the passes are needed.
+    E proportional to the samples): below the critical batch a pass is worth the same with any batch. `epochs` are the
+    passes needed with a small batch; at `critical_batch_size` samples, twice as many are needed.
     """
     return epochs * (1 + global_batch_size / critical_batch_size)
 

@@ -32,9 +32,8 @@ def fit(
 ) -> Parameters:
     """Return the most likely parameters.
 
-    Args:
-        errors: returns errors of forecasts over their standard deviations.
-        prior: a parameter with a spread of 0 keeps its value.
+    `errors` returns errors of forecasts over their standard deviations; a parameter whose `prior` has a spread of 0
+    keeps its value.
     """
     import numpy as np
     from scipy.optimize import least_squares

@@ -81,8 +81,7 @@ _NEEDS = (
 def parse(prog: str, description: str | None, argv: list[str] | None) -> tuple[Namespace, frozenset[str]]:
     """Return the flags with their defaults, and the names of those that are given.
 
-    Raises:
-        UserError: a flag or a value does not exist, or a given flag would have no effect.
+    Raises UserError if a flag or a value does not exist, or a given flag would have no effect.
     """
     parser = _parser(prog, description)
     flags = parser.parse_args(argv)

@@ -24,8 +24,7 @@ _MIN_ADDED = 0.005
 def deviation(measured: float, forecast: float, floor: float) -> float:
     """Return how far a measured efficiency lies above a forecast one.
 
-    Args:
-        floor: share of the baseline's step that is added to the time that either adds.
+    `floor` is the share of the baseline's step that is added to the time that either adds.
     """
     return math.log(_added(forecast, floor) / _added(measured, floor))
 

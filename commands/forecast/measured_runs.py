@@ -79,11 +79,7 @@ class MeasuredMachine(Machine):
 
 
 def read_run(directory: Path) -> MeasuredRun:
-    """Read a training run.
-
-    Raises:
-        UserError: there is no such run, or it has no speed.
-    """
+    """Read a training run. Raises UserError if there is no such run, or it has no speed."""
     path = directory / FILE
     try:
         events = read_events(path)
@@ -121,9 +117,7 @@ def read_link(path: Path) -> tuple[int, Link]:
     """Return the number of ranks of a result of `allstep collectives`, and the link that MPI's all-reduces imply.
 
     Its latency is a hop's share of the smallest message's time, its bandwidth the largest message's bus bandwidth.
-
-    Raises:
-        UserError: the file is no result of `allstep collectives`, or lacks all-reduces of mpi4py.
+    Raises UserError if the file is no result of `allstep collectives`, or lacks all-reduces of mpi4py.
     """
     result = files.read_input(CollectivesResult, path)
     rows = _all_reduces(result, "mpi4py", path)
@@ -135,13 +129,8 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
     """Forecast the cells of `allstep compare` whose strategy is in STRATEGIES, on synthetic input.
 
     Cells are left out if their network is unknown, if they may not be compared, or if the result has no independent
-    processes to match.
-
-    Args:
-        collectives: results of `allstep collectives`, one for each number of ranks.
-
-    Raises:
-        UserError: the directory has no complete compare result, or `collectives` lacks a number of ranks or a backend.
+    processes to match. `collectives` are results of `allstep collectives`, one for each number of ranks. Raises
+    UserError if the directory has no complete compare result, or `collectives` lacks a number of ranks or a backend.
     """
     result = files.read_input(ComparisonResult, directory / SUMMARY)
     links = {(found := files.read_input(CollectivesResult, path)).ranks: (found, path) for path in collectives}
@@ -182,8 +171,7 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
 def interpolated(times: Sequence[tuple[float, float]], num_bytes: float) -> float:
     """Return the seconds of a message between measured sizes; beyond them, it takes as long per byte as the largest.
 
-    Args:
-        times: pairs of bytes and seconds, by size.
+    `times` are pairs of bytes and seconds, by size.
     """
     if num_bytes <= times[0][0]:
         return times[0][1]
@@ -217,8 +205,7 @@ def _block_jitter(directory: Path, cell: CellResult) -> float:
 def _sample(directory: Path, name: str) -> Sample:
     """Read a sample that a comparison names, if it is in the comparison's own directory.
 
-    Raises:
-        UserError: there is no such sample.
+    Raises UserError if there is no such sample.
     """
     try:
         if not (directory / name).resolve().is_relative_to(directory.resolve()):
@@ -231,8 +218,7 @@ def _sample(directory: Path, name: str) -> Sample:
 def _efficiency(cell: CellResult) -> float:
     """Return the efficiency against one plain process, the median of the rounds' ratios.
 
-    Raises:
-        UserError: the comparison has none.
+    Raises UserError if the comparison has none.
     """
     ratio = (cell.efficiency or {}).get("single_process")
     if ratio is None:

@@ -67,8 +67,7 @@ def known_networks() -> dict[str, Network]:
 def read_network(path: Path) -> Network:
     """Read a network from a YAML file: a list of `[name, parameters, multiplications, tensors]`, the last two optional.
 
-    Raises:
-        UserError: the file has no such list.
+    Raises UserError if the file has no such list.
     """
     from allstep.common.files import strict_yaml
 
@@ -95,11 +94,7 @@ def usual_layers(num_parameters: int) -> int:
 
 
 def uniform(num_parameters: int, num_layers: int | None = None) -> Network:
-    """Return a network of equal layers, for use if only the number of parameters is known.
-
-    Args:
-        num_layers: None for a usual number.
-    """
+    """Return a network of equal layers, `num_layers` or a usual number, if only the number of parameters is known."""
     num_layers = num_layers or usual_layers(num_parameters)
     per_layer = [num_parameters * (i + 1) // num_layers - num_parameters * i // num_layers for i in range(num_layers)]
     layers = tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer))
@@ -109,8 +104,7 @@ def uniform(num_parameters: int, num_layers: int | None = None) -> Network:
 def _network(name: str, rows: Any) -> Network:
     """Return the network of a list of layers, each with its values in the order of `Layer`'s fields.
 
-    Raises:
-        Mismatch: `rows` is no such list.
+    Raises Mismatch if `rows` is no such list.
     """
     list_of(list_of(anything, minimum=2, maximum=4), minimum=1)(rows, "the list")
     names = [field.name for field in fields(Layer)]

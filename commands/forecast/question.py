@@ -102,11 +102,7 @@ class Question:
 
 
 def read_question(flags: Namespace, given: frozenset[str]) -> Question:
-    """Return what the flags ask.
-
-    Raises:
-        UserError: a file cannot be read, or runs and flags do not fit together.
-    """
+    """Return what the flags ask. Raises UserError if a file cannot be read, or runs and flags do not fit together."""
     runs = _read_runs(flags.run or ())
     first = runs[0] if runs else None
     site = _site(flags, given, runs)
@@ -158,11 +154,7 @@ def _calibrated(question: Question, runs: list[MeasuredRun], known: dict[str, fl
 
 
 def _read_runs(paths: Collection[Path]) -> list[MeasuredRun]:
-    """Return runs by their number of ranks.
-
-    Raises:
-        UserError: they do not differ in their number of ranks alone.
-    """
+    """Return runs by their number of ranks. Raises UserError if they differ in more than that."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.num_ranks)
     for before, after in zip(runs, runs[1:], strict=False):
         if before.num_ranks == after.num_ranks:

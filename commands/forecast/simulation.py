@@ -240,8 +240,7 @@ def expected_largest(number: int) -> float:
 def slowdown(num_ranks: int, jitter: float) -> float:
     """Return the expected time of the slowest of `num_ranks`, in units of the mean time.
 
-    Args:
-        jitter: standard deviation of a rank's step time over its mean.
+    `jitter` is the standard deviation of a rank's step time over its mean.
     """
     return 1 + jitter * expected_largest(num_ranks)
 

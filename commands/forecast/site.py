@@ -87,11 +87,7 @@ class Site:
         return intra, inter
 
     def machine(self, parameters: Parameters, links: tuple[Link | None, Link | None] = (None, None)) -> Machine:
-        """Return the machine with these parameters.
-
-        Args:
-            links: measured links in a host and between hosts, which replace nominal ones.
-        """
+        """Return the machine with these parameters; measured `links`, in a host and between, replace nominal ones."""
         intra, inter = (
             Link(measured.latency, measured.bandwidth, nominal.contention) if measured else nominal
             for measured, nominal in zip(links, self.links(parameters), strict=True)

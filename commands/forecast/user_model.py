@@ -16,12 +16,8 @@ FLAG = "--model"
 def read_model(word: str, framework: str, input_shape: Sequence[int], num_classes: int) -> Network:
     """Build the network of FILE.py:FUNCTION and return its layers.
 
-    Args:
-        framework: pytorch or tensorflow.
-        input_shape: (height, width, channels) of an image, or (length,) of a text.
-
-    Raises:
-        UserError: the file or the function is missing or fails, or the network cannot be tried.
+    `framework` is pytorch or tensorflow, `input_shape` (height, width, channels) of an image, or (length,) of a text.
+    Raises UserError if the file or the function is missing or fails, or the network cannot be tried.
     """
     file = user_file.parse(word)
     if file is None:
@@ -76,8 +72,7 @@ def _torch_layers(model: Any, input_shape: tuple[int, ...]) -> list[Layer]:
 def _tensors(model: Any, called: set[str]) -> dict[str, list[Any]]:
     """Return the tensors that train of each module that is called; a tied tensor is listed for each use.
 
-    Args:
-        called: names of modules, with that of the model itself, "".
+    `called` are names of modules, with that of the model itself, "".
     """
     found: dict[str, list[Any]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

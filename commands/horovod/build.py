@@ -64,12 +64,9 @@ def build_name(target: Target, patches: Iterable[Patch]) -> str:
 def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
     """Return the path of the wheel: from ALLSTEP_HOROVOD_WHEELS, else from the cache, else built.
 
-    If two set-ups need the same wheel at the same time, the second waits for the first to build it.
-
-    Raises:
-        UserError: the machine lacks what the build needs.
-        CommandFailed: the download or the build failed.
-        PatchFailed: a patch does not fit the source.
+    If two set-ups need the same wheel at the same time, the second waits for the first to build it. Raises UserError if
+    the machine lacks what the build needs, CommandFailed if the download or the build failed, PatchFailed if a patch
+    does not fit the source.
     """
     version = label(VERSION, target, patches, digest(target, patches))
     if wheel := prebuilt.fitting(f"horovod-{version}-{_tags()}.whl", cache_folder() / "prebuilt"):

@@ -27,9 +27,8 @@ _NEWEST, _OLDEST = (3, 13), (3, 10)
 def main(argv: Sequence[str] | None = None) -> None:
     """Install Horovod, write its wheel, or check what is installed.
 
-    Raises:
-        UserError: the environment or the machine lacks something, in one line.
-        Fault: the download, the build or the self-test failed.
+    Raises UserError, in one line, if the environment or the machine lacks something; Fault if the download, the build
+    or the self-test failed.
     """
     flags = _flags(argv)
     if flags.action == "check":

@@ -25,13 +25,9 @@ LOG = Path(sys.prefix, "allstep-horovod.log")
 def install(*, mpi: str, gpu: bool | None) -> None:
     """Build or find the wheel, install it, and test it on two ranks.
 
-    Args:
-        mpi: auto, wheel, path or none.
-        gpu: whether to build with NCCL; None to decide by the driver and by torch.
-
-    Raises:
-        UserError: the environment or the machine lacks something; nothing has been installed.
-        CommandFailed: a command failed.
+    `mpi` is auto, wheel, path or none; `gpu` whether to build with NCCL, None to decide by the driver and by torch.
+    Raises UserError, having installed nothing, if the environment or the machine lacks something; CommandFailed if a
+    command failed.
     """
     check_no_foreign_horovod()
     _check_environment()
@@ -57,9 +53,7 @@ def install(*, mpi: str, gpu: bool | None) -> None:
 def write_wheel(folder: Path, *, mpi: str, gpu: bool | None) -> Path:
     """Write the wheel for this environment to a folder, with its SHA-256, and install nothing.
 
-    Raises:
-        UserError: the environment, the machine or the folder lacks something.
-        CommandFailed: a command failed.
+    Raises UserError if the environment, the machine or the folder lacks something; CommandFailed if a command failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wheel = _wheel(_target(mpi, gpu))
@@ -87,8 +81,7 @@ def _target(mpi: str, gpu: bool | None) -> Target:
 def _choose_gpu(wanted: bool | None) -> bool:
     """Return whether to build with NCCL.
 
-    Raises:
-        UserError: torch's wheels do not bring the CUDA that Horovod is compiled with.
+    Raises UserError if torch's wheels do not bring the CUDA that Horovod is compiled with.
     """
     cuda, driver = torch_cuda(), prerequisites.find_driver()
     fits = bool(cuda and cuda.startswith("13."))
@@ -114,11 +107,7 @@ def _wheel(target: Target) -> Path:
 
 
 def _check_environment() -> None:
-    """Refuse an environment into which pip cannot install.
-
-    Raises:
-        UserError: it is the system's, or cannot be written.
-    """
+    """Refuse an environment into which pip cannot install: the system's, or one that cannot be written."""
     managed = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
     if managed.exists() and sys.prefix == sys.base_prefix:
         raise UserError(

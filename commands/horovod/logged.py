@@ -39,14 +39,9 @@ def run_logged(
     """Run `command`, append its output to `log`, and print what `progress` returns for each line unless it is None.
 
     The command gets its own process group, which is killed upon an interruption and when this process is killed, so
-    that no compiler is left running.
-
-    Args:
-        to_its_end: whether a short command ends by itself even then; it shows no progress.
-
-    Raises:
-        UserError: the command failed since the disk is full, or the package index does not answer.
-        CommandFailed: the command failed for another reason.
+    that no compiler is left running. A short command that goes `to_its_end` ends by itself even then; it shows no
+    progress. Raises UserError if the command failed since the disk is full, or the package index does not answer;
+    CommandFailed if it failed for another reason.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as log_file:
@@ -119,8 +114,7 @@ def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str]
 def pip_command(python: Path) -> list[str]:
     """Return the words that run pip for `python`: its own pip, else the one that Python itself bundles.
 
-    Raises:
-        UserError: there is neither.
+    Raises UserError if there is neither.
     """
     has_pip = subprocess.run([python, "-c", "import pip"], capture_output=True, cwd="/").returncode == 0
     words = [str(python), "-m", "pip"] if has_pip else [str(python), f"{_bundled_pip()}/pip"]
@@ -145,13 +139,9 @@ def pip(
     env: Mapping[str, str] | None = None,
     to_its_end: bool = False,
 ) -> None:
-    """Run pip with these arguments; its output goes to the log.
+    """Run pip with these arguments; its output goes to the log. It raises as `run_logged` does.
 
-    Args:
-        progress, to_its_end: as of `run_logged`; what waits for the package index is told in any case.
-
-    Raises:
-        UserError, CommandFailed: as `run_logged`.
+    `progress` and `to_its_end` are those of `run_logged`; what waits for the package index is told in any case.
     """
     env = {**os.environ, **(env or {})}
     # Variables that would put packages elsewhere than where the caller wants them.

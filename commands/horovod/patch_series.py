@@ -48,11 +48,7 @@ class Patch:
 
 
 def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
-    """Return the patches of these groups in order.
-
-    Raises:
-        PatchFailed: a file is not a patch.
-    """
+    """Return the patches of these groups in order. Raises PatchFailed if a file is not a patch."""
     found = (name.split("/") for name in texts() if name.endswith(".patch"))
     ordered = sorted((name, group) for group, name in found if group in groups)
     return [parse(name, texts()[f"{group}/{name}"]) for name, group in ordered]
@@ -62,8 +58,7 @@ def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
 def texts() -> dict[str, str]:
     """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room.
 
-    Raises:
-        UserError: Python was built without the library that reads this file.
+    Raises UserError if Python was built without the library that reads this file.
     """
     if not PATCHES.is_dir():
         try:
@@ -83,8 +78,7 @@ def inserted() -> dict[str, str]:
 def parse(name: str, text: str) -> Patch:
     """Parse the text of a patch file: a header, then a unified diff of paths a/PATH and b/PATH.
 
-    Raises:
-        PatchFailed: the text has another form.
+    Raises PatchFailed if the text has another form.
     """
     header, _, diff = text.removesuffix("\n").partition("\n--- ")
     lines, hunks, path = f"--- {diff}".split("\n"), [], None
@@ -109,11 +103,7 @@ def parse(name: str, text: str) -> Patch:
 
 
 def apply_patches(source: Path, patches: Iterable[Patch]) -> None:
-    """Apply the patches in order to the tree at `source`.
-
-    Raises:
-        PatchFailed: a patch does not fit; the message names the first one.
-    """
+    """Apply the patches in order to the tree at `source`. Raises PatchFailed for the first one that does not fit."""
     touched = set()
     for patch in patches:
         for path in dict.fromkeys(hunk.path for hunk in patch.hunks):

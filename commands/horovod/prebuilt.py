@@ -20,11 +20,7 @@ _TIMEOUT_S = 30
 
 
 def fitting(name: str, folder: Path) -> Path | None:
-    """Return the path of the wheel `name`, or None if there is none that fits.
-
-    Args:
-        folder: where a wheel that fits is kept.
-    """
+    """Return the path of the wheel `name`, which is kept in `folder`, or None if there is none that fits."""
     source = os.environ.get(VARIABLE)
     if not source:
         return None

@@ -52,11 +52,7 @@ def check_platform() -> None:
 
 
 def check_build() -> None:
-    """Check what compiling Horovod needs.
-
-    Raises:
-        UserError: a prerequisite is missing.
-    """
+    """Refuse a machine that lacks a prerequisite of compiling Horovod."""
     check_platform()
     check_headers()
     check_compiler()
@@ -81,8 +77,7 @@ def check_disk(folder: Path, needed_gb: float) -> None:
 def compiler(variable: str, default: str) -> list[str]:
     """Return the words of the compiler command in the environment variable CXX or CC.
 
-    Raises:
-        UserError: the command cannot be parsed as a shell does.
+    Raises UserError if the command cannot be parsed as a shell does.
     """
     text = os.environ.get(variable) or default
     try:

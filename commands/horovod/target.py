@@ -73,11 +73,8 @@ class Mpi:
 def this_environment(*, mpi: str, gpu: bool) -> Target:
     """Return the target that is this interpreter's environment.
 
-    Args:
-        mpi: auto, wheel, path or none.
-
-    Raises:
-        UserError: there is no framework, its headers are missing, or there are two MPIs.
+    `mpi` is auto, wheel, path or none. Raises UserError if there is no framework, its headers are missing, or there are
+    two MPIs.
     """
     versions = frameworks_here()
     wheel, outside = choose_mpi(mpi)
@@ -97,8 +94,7 @@ def this_environment(*, mpi: str, gpu: bool) -> Target:
 def frameworks_here() -> dict[str, str]:
     """Return the versions of the installed frameworks by distribution.
 
-    Raises:
-        UserError: there is none, or one without C++ headers.
+    Raises UserError if there is none, or one without C++ headers.
     """
     found = {}
     for package, names in {"torch": ("torch",), "tensorflow": TENSORFLOW}.items():
@@ -144,11 +140,8 @@ def torch_cuda() -> str | None:
 def choose_mpi(choice: str) -> tuple[str | None, Mpi | None]:
     """Return the version of Open MPI's wheel, or the MPI on the PATH, or neither.
 
-    Args:
-        choice: auto, wheel, path or none.
-
-    Raises:
-        UserError: there are two, or the one that was asked for is not there.
+    `choice` is auto, wheel, path or none. Raises UserError if there are two, or the one that was asked for is not
+    there.
     """
     if choice == "none":
         return None, None
@@ -166,8 +159,7 @@ def choose_mpi(choice: str) -> tuple[str | None, Mpi | None]:
 def mpi_on_path() -> Mpi | None:
     """Return the MPI whose mpicc comes first on the PATH, unless it is this environment's wheel.
 
-    Raises:
-        UserError: mpirun is another one's, or does not tell its version.
+    Raises UserError if mpirun is another one's, or does not tell its version.
     """
     compiler, launcher = shutil.which("mpicc"), shutil.which("mpirun")
     scripts = Path(sysconfig.get_path("scripts"))
@@ -198,11 +190,7 @@ def _conda_builds() -> tuple[str, ...]:
 
 
 def check_no_foreign_horovod() -> None:
-    """Refuse an environment with a Horovod of another source.
-
-    Raises:
-        UserError: there is one; pip would replace some of its files.
-    """
+    """Refuse an environment with a Horovod of another source, some of whose files pip would replace."""
     version = version_of("horovod")
     if version and "+allstep." not in version:
         conda = any(Path(sys.prefix, "conda-meta").glob("horovod-*.json"))

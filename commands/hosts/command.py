@@ -55,8 +55,7 @@ class Host:
 def parse_host(text: str, where: str) -> Host:
     """Parse a host from `server1 slots=4` or `server1:4`; `where` is its source for error messages.
 
-    Raises:
-        UserError: the text has another form, an invalid character in the name, or an invalid number of slots.
+    Raises UserError if the text has another form, an invalid character in the name, or an invalid number of slots.
     """
     match = _ENTRY.fullmatch(text)
     if not match:
@@ -69,8 +68,7 @@ def parse_host(text: str, where: str) -> Host:
 def read_hostfile(path: Path) -> list[Host]:
     """Read the hosts of a hostfile, one per line; empty lines and comments after # are ignored.
 
-    Raises:
-        UserError: the file cannot be read, is not a regular file or above a mebibyte, or a line is not a host.
+    Raises UserError if the file cannot be read, is not a regular file or above a mebibyte, or a line is not a host.
     """
     lines = enumerate(_read(path, "hostfile").split("\n"), 1)
     entries = [(number, line.partition("#")[0].strip()) for number, line in lines]
@@ -85,8 +83,7 @@ def parse_list(text: str) -> list[Host]:
 def slurm_hosts(environ: Mapping[str, str]) -> list[Host]:
     """Read the hosts of a Slurm allocation from its environment.
 
-    Raises:
-        UserError: the list of hosts or that of tasks is missing or wrong, or their lengths differ.
+    Raises UserError if the list of hosts or that of tasks is missing or wrong, or their lengths differ.
     """
     names = expand_nodelist(environ["SLURM_JOB_NODELIST"])
     tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
@@ -101,8 +98,7 @@ def slurm_hosts(environ: Mapping[str, str]) -> list[Host]:
 def pbs_hosts(environ: Mapping[str, str]) -> list[Host]:
     """Read the hosts of a PBS allocation from the file that PBS_NODEFILE names, in which a host has a line per slot.
 
-    Raises:
-        UserError: the file cannot be read, or a line is not a host.
+    Raises UserError if the file cannot be read, or a line is not a host.
     """
     path = Path(environ["PBS_NODEFILE"])
     names = Counter(filter(None, map(str.strip, _read(path, "PBS_NODEFILE").split("\n"))))
@@ -112,8 +108,7 @@ def pbs_hosts(environ: Mapping[str, str]) -> list[Host]:
 def lsf_hosts(environ: Mapping[str, str]) -> list[Host]:
     """Read the hosts of an LSF job from LSB_MCPU_HOSTS, which has the name and the slots of each in turn.
 
-    Raises:
-        UserError: the variable has another form.
+    Raises UserError if the variable has another form.
     """
     words = environ["LSB_MCPU_HOSTS"].split()
     pairs = zip_longest(words[::2], words[1::2], fillvalue="")
@@ -123,8 +118,7 @@ def lsf_hosts(environ: Mapping[str, str]) -> list[Host]:
 def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HOSTFILE) -> list[Host]:
     """Return the hosts of the allocation or the MPIJob that this process is in; an empty list if it is in neither.
 
-    Raises:
-        UserError: the description of the hosts is wrong.
+    Raises UserError if the description of the hosts is wrong.
     """
     readers = {"SLURM_JOB_NODELIST": slurm_hosts, "PBS_NODEFILE": pbs_hosts, "LSB_MCPU_HOSTS": lsf_hosts}
     for variable, read in readers.items():
@@ -136,11 +130,7 @@ def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HO
 
 
 def check(hosts: Sequence[Host]) -> None:
-    """Refuse a list of hosts that no launcher accepts.
-
-    Raises:
-        UserError: the list is empty, or has a host twice.
-    """
+    """Refuse a list of hosts that no launcher accepts: an empty one, or one with a host twice."""
     if not hosts:
         raise UserError("expected at least one host, received none; give one as in server1:4")
     [(name, times)] = Counter(host.name.lower() for host in hosts).most_common(1)
@@ -151,8 +141,7 @@ def check(hosts: Sequence[Host]) -> None:
 def check_names(hosts: Sequence[Host]) -> None:
     """Refuse hosts whose names this machine cannot resolve to different addresses.
 
-    Raises:
-        UserError: a name has no address, or two names have the same one, so launchers would count local ranks wrong.
+    With two names of one address, launchers would count local ranks wrong.
     """
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
         addresses = list(pool.map(_address, hosts))
@@ -241,11 +230,7 @@ def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command `allstep hosts`.
-
-    Raises:
-        UserError: the arguments or the environment do not describe valid hosts.
-    """
+    """Run the command `allstep hosts`. Raises UserError if arguments or environment do not describe valid hosts."""
     parser = Parser("allstep hosts", __doc__)
     parser.add_argument("hostfile", nargs="?", type=Path, metavar="FILE", help="a hostfile")
     parser.add_argument("-H", dest="hosts", metavar="LIST", help="hosts as in server1:4,server2:4")

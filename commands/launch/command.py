@@ -40,9 +40,7 @@ _TIME = r"([0-9]{1,4}-)?[0-9]{1,5}(:[0-9]{1,2}){0,2}"
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the script, or submit it.
 
-    Raises:
-        UserError: the flags, or the command after --, are wrong.
-        Fault: sbatch rejected the script.
+    Raises UserError if the flags, or the command after --, are wrong; Fault if sbatch rejected the script.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
@@ -104,8 +102,7 @@ def _each(text: str) -> Each:
 def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
     """Return the job that the flags and the command describe.
 
-    Raises:
-        UserError: the command is not a trainer or of allstep, or has flags that the script sets itself.
+    Raises UserError if the command is not a trainer or of allstep, or has flags that the script sets itself.
     """
     known = f"{' or '.join(_TRAINERS)} with its flags, or a command of allstep"
     if not command:
@@ -151,8 +148,7 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
 def _program(trainer: str) -> Sequence[str]:
     """Return what Python runs: the trainer's file, or outside a checkout the installed module.
 
-    Raises:
-        UserError: it is a file that does not exist.
+    Raises UserError if that file does not exist.
     """
     if Path(trainer).is_file():
         return (trainer,)

@@ -51,9 +51,8 @@ class BatchJob:
 def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: Path) -> str:
     """Return the script of a job.
 
-    Args:
-        written_by: command line that generates the script, in one line.
-        environment: the virtual environment whose programs run.
+    `written_by` is the command line that generates the script, in one line; `environment` the virtual environment whose
+    programs run.
     """
     words = [shlex.quote(word) for word in job.command]
     output_dir = shlex.quote(job.output_dir)

@@ -63,8 +63,7 @@ def prove(
 ) -> None:
     """Train all runs and print the table; exit with status 1 if a run differs from the first of its framework.
 
-    Args:
-        flags: further flags of the trainers.
+    `flags` are further flags of the trainers.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -103,11 +102,7 @@ def places(frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int]
 
 
 def train(placement: Place, flags: Sequence[object]) -> Digests:
-    """Run a trainer as a user would and return the digests of its results.
-
-    Raises:
-        Fault: the trainer failed; the message contains its output.
-    """
+    """Run a trainer as a user would and return its results' digests. Raises Fault with its output if it failed."""
     entry = STRATEGIES[placement.framework][placement.strategy]
     own = (entry.num_ranks_flag, placement.num_ranks) if placement.launcher is None and entry.num_ranks_flag else ()
     if "bucket_size" in entry.flags:

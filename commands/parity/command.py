@@ -189,11 +189,7 @@ def train(
     device: str = "auto",
     model: str = "cnn",
 ) -> Curve:
-    """Run a trainer as a user would and return its curve.
-
-    Raises:
-        Fault: the trainer failed; the message contains its output.
-    """
+    """Run a trainer as a user would and return its curve. Raises Fault with its output if it failed."""
     strategy, num_ranks = placement
     print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
     with scratch_folder("parity") as output_dir:

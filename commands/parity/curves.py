@@ -69,8 +69,7 @@ def apart(reference: Curve, other: Curve) -> dict[int, Difference]:
 def weights_apart(reference: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
     """Return the difference of two sets of weights; 0 if they are equal.
 
-    Raises:
-        Fault: the names or shapes of the tensors differ.
+    Raises Fault if the names or shapes of the tensors differ.
     """
     if {name: array.shape for name, array in reference.items()} != {name: array.shape for name, array in other.items()}:
         raise Fault(f"expected the same tensors, received {sorted(reference)} and {sorted(other)}")

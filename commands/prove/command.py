@@ -84,11 +84,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of the script.
-
-    Raises:
-        UserError: the file cannot be read, or is not Python.
-    """
+    """Return the text of the script. Raises UserError if the file cannot be read, or is not Python."""
     try:
         data = read_regular(path, maximum=_LARGEST_SCRIPT)
     except OSError as error:

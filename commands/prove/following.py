@@ -28,15 +28,10 @@ _END_SECONDS = 10.0
 
 
 def follow(job: Job, folder: Path, num_ranks: int, time_limit: float) -> tuple[Run, int | None]:
-    """Follow a launch until it has ended, was observed enough or is in a deadlock.
+    """Follow a launch until it has ended, was observed enough or is in a deadlock, for at most `time_limit` seconds.
 
-    Args:
-        time_limit: limit in seconds.
-
-    Returns: the observed run, and the exit status of the launch, if it has ended by itself.
-
-    Raises:
-        TimeoutError: the launch has got to none of these in time; the message says how far it has come.
+    It returns the observed run, and the exit status of the launch, if it has ended by itself. Raises TimeoutError,
+    which says how far the launch has come, if it has got to none of these in time.
     """
     journals: dict[Path, _Journal] = {}
     stillness = _Stillness()

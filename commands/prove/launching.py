@@ -43,9 +43,7 @@ class Script:
         """Run the script on one or several ranks. If it fails after several have all stepped, the steps may show why.
 
         Files that a single rank overwrites in training are restored, so that the run on several ranks begins alike.
-
-        Raises:
-            UserError: the script fails earlier, exceeds the time limit, or never steps.
+        Raises UserError if the script fails earlier, exceeds the time limit, or never steps.
         """
         with scratch_folder("prove") as name:
             folder = Path(name).resolve()
@@ -103,9 +101,7 @@ class Script:
 def failure_of(run: Run, status: int | None, printed: str) -> str:
     """Return in one line why a script has failed by itself; empty if it has not.
 
-    Args:
-        status: exit status of the launcher; None if it has not ended yet.
-        printed: output of the script and its launcher.
+    `status` is the exit status of the launcher, None if it has not ended yet; `printed` the output of both.
     """
     if run.was_seen or run.stacks or run.is_deserted:
         return ""

@@ -26,8 +26,7 @@ from allstep.common.files.disk import write_atomically
 def main(argv: Sequence[str] | None = None) -> None:
     """Write both files and print their paths.
 
-    Raises:
-        UserError: there is nothing to report, or the files cannot be written.
+    Raises UserError if there is nothing to report, or the files cannot be written.
     """
     parser = Parser("allstep report", __doc__)
     parser.add_argument("directories", nargs="+", type=nonempty_path, metavar="DIR")

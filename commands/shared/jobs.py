@@ -96,11 +96,7 @@ class Job:
         return failed[0] if failed else None if None in codes else 0
 
     def wait(self, seconds: float) -> int:
-        """Wait for the job to end and return its status.
-
-        Raises:
-            TimeoutError: the job did not end within `seconds`.
-        """
+        """Wait for the job to end and return its status. Raises TimeoutError if it did not end within `seconds`."""
         deadline = time.monotonic() + seconds
         while (status := self.status) is None:
             if time.monotonic() > deadline:

@@ -31,8 +31,7 @@ def train_command(
 ) -> list[str]:
     """Return the command that trains with a strategy on `num_ranks` ranks, or on as many devices of one rank.
 
-    Args:
-        module: module to run instead of the framework's trainer, with the trainer's flags.
+    `module` runs instead of the framework's trainer, with the trainer's flags.
     """
     entry = STRATEGIES[framework][strategy]
     # A launcher already gets the number of ranks.

@@ -51,8 +51,7 @@ def interleaved(measurements: Mapping[str, Callable[[], float]], num_rounds: int
 def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
     """Return the median of the rounds' ratios; both sequences are in the order of rounds.
 
-    Raises:
-        ValueError: the sequences have different lengths.
+    Raises ValueError if the sequences have different lengths.
     """
     return statistics.median(one / other for one, other in zip(ours, reference, strict=True))
 
@@ -87,9 +86,7 @@ def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]
 def run(*commands: Sequence[str]) -> list[str]:
     """Run jobs at the same time to their ends and return what each printed.
 
-    Raises:
-        BenchmarkFailed: a job failed.
-        TookTooLong: a job took longer than JOB_SECONDS.
+    Raises BenchmarkFailed if a job failed, TookTooLong if one took longer than JOB_SECONDS.
     """
     with ExitStack() as stack:
         jobs = [stack.enter_context(running(command)) for command in commands]
@@ -101,8 +98,7 @@ def run(*commands: Sequence[str]) -> list[str]:
 def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float:
     """Start a job and return the seconds until `happened`; the job then runs to its end.
 
-    Raises:
-        BenchmarkFailed: the job failed, or ended before `happened`.
+    Raises BenchmarkFailed if the job failed, or ended before `happened`.
     """
     started = time.perf_counter()
     with running(command) as job:
@@ -174,13 +170,9 @@ def new_output(directory: Path) -> Path:
 
 
 def run_handwritten(directory: Path, commands: Callable[[Path], Sequence[Sequence[str]]]) -> Handwritten:
-    """Run a hand-written script and return what it wrote.
+    """Run a hand-written script and return what it wrote. Raises BenchmarkFailed if a process failed.
 
-    Args:
-        commands: returns the commands of the script's processes, which write to the given path.
-
-    Raises:
-        BenchmarkFailed: a process failed.
+    `commands` returns the commands of the script's processes, which write to the given path.
     """
     output = new_output(directory)
     run(*commands(output))

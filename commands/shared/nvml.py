@@ -33,8 +33,7 @@ def free_memory() -> tuple[int, ...]:
 def energy_counter(gpu: int) -> Callable[[], float] | None:
     """Return a function that returns the joules a GPU has taken since its driver was loaded; None if it counts none.
 
-    Args:
-        gpu: number of the GPU among those that this process sees, which may not be all of the host's.
+    `gpu` is its number among those that this process sees, which may not be all of the host's.
     """
     nvml = _library()
     if nvml is None:
@@ -71,11 +70,7 @@ def _pci_address(gpu: int) -> bytes:
 
 
 def _driver() -> ctypes.CDLL:
-    """Load the driver itself, which numbers GPUs as CUDA does.
-
-    Raises:
-        OSError: there is no driver.
-    """
+    """Load the driver itself, which numbers GPUs as CUDA does. Raises OSError if there is none."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)  # if it fails, so do all later calls
     return driver

@@ -65,8 +65,7 @@ def blocks(
 ) -> tuple[Block, ...]:
     """Return blocks of `num_images` images each, with the seconds of every rank and the joules of all ranks.
 
-    Args:
-        joules: energy of this rank's GPU in each block; NaN if unknown.
+    `joules` is the energy of this rank's GPU in each block; NaN if unknown.
     """
     nanoseconds = by_rank([round(one * 1e9) for one in seconds], collectives)
     own = joules or [math.nan] * len(seconds)

@@ -41,11 +41,7 @@ def _remove_left_over(command: str) -> None:
 
 
 def _remove_if_dead(path: Path) -> None:
-    """Remove a folder of this user whose process has ended.
-
-    Raises:
-        OSError: it is none.
-    """
+    """Remove a folder of this user whose process has ended. Raises OSError if it has not."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return

@@ -37,9 +37,7 @@ _ROOM = 3  # free memory that the next job needs, over that of the largest so fa
 def join(path: Path | None, num_ranks: int) -> Callable[[], None]:
     """Join the jobs that take turns; return the function with which a rank waits for its next turn.
 
-    Args:
-        path: the socket; None if it is always this rank's turn.
-        num_ranks: number of ranks that join from this rank's launcher.
+    `path` is the socket, None if it is always this rank's turn; `num_ranks` ranks join from this rank's launcher.
     """
     if path is None:
         return lambda: None

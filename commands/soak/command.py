@@ -244,8 +244,7 @@ class Soak:
 def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: random.Random) -> Iterator[Struck]:
     """Disturb one run `budget` times, check its files each time, then let it end and check its results.
 
-    Raises:
-        Violation: a check failed.
+    Raises Violation if a check failed.
     """
     with scratch_folder("soak") as directory:
         output_dir = Path(directory)

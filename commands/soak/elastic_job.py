@@ -114,8 +114,7 @@ class ElasticJob(abc.ABC):
     def wait(self, is_there: Callable[[Stand], bool]) -> Stand:
         """Wait until the progress of the job satisfies `is_there`, and return it.
 
-        Raises:
-            Violation: the job has ended, or makes no progress.
+        Raises Violation if the job has ended, or makes no progress.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_there(stand := self._follower.stand()):
@@ -139,11 +138,7 @@ class ElasticJob(abc.ABC):
         return lambda: None
 
     def stop(self) -> None:
-        """Ask the job to save its state and to end.
-
-        Raises:
-            Violation: the job does not end well, or leaves processes.
-        """
+        """Ask the job to save its state and to end. Raises Violation if it does not end well, or leaves processes."""
         os.kill(self.ranks()[0], signal.SIGUSR1)
         if self._job.wait(PATIENCE_SECONDS):
             raise Violation(f"expected status 0, received {self._job.status}: {self._job.printed()}")

@@ -36,11 +36,7 @@ FLAGS = ("--model", "mlp", "--global-batch-size", 32, "--base-lr", 0.001, "--log
 def soak(framework: str, strategy: str, minutes: float, chance: random.Random, hosts: Hosts) -> None:
     """Disturb one job for the given minutes, check it and print how long it took to recover.
 
-    Args:
-        hosts: hosts of a horovodrun job; torchrun's agents run on this machine.
-
-    Raises:
-        Violation: a check failed.
+    `hosts` are those of a horovodrun job; torchrun's agents run on this machine. Raises Violation if a check failed.
     """
     program = f"allstep.{framework}.train"
     flags = (*FLAGS, "--elastic", "--strategy", strategy, "--epochs", 100_000, "--fault-timeout", FAULT_SECONDS)
@@ -71,11 +67,7 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
 
 
 def check_steps(events: Sequence[dict]) -> tuple[int, int]:
-    """Check that each epoch and step is there once and in order, and return their numbers.
-
-    Raises:
-        Violation: an epoch or step is missing or repeated.
-    """
+    """Return the numbers of epochs and steps. Raises Violation unless each is there once and in order."""
     for kind in ("step", "epoch"):
         numbers = [event[kind] for event in events if event["event"] == kind]
         if numbers != list(range(1, len(numbers) + 1)):
@@ -87,8 +79,7 @@ def check_steps(events: Sequence[dict]) -> tuple[int, int]:
 def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -> None:
     """Compare losses, weights and optimizer state with those of an undisturbed run on one rank.
 
-    Raises:
-        Violation: the runs differ.
+    Raises Violation if they differ.
     """
     run, undisturbed = directory / "run", directory / "undisturbed"
     command = [

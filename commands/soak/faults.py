@@ -88,12 +88,10 @@ def faulty(framework: str, fault: str, rank: int, step: int) -> list[str]:
 
 
 def check_ended(run: Training, kind: Kind) -> float | None:
-    """Wait for the end of a job after a fault.
+    """Wait for the end of a job after a fault, and return the seconds that it took.
 
-    Returns: the seconds that it took, or None if training had ended before the fault and only processes had to exit.
-
-    Raises:
-        Violation: the job hangs, leaves processes, has the wrong status, or does not report the fault exactly once.
+    They are None if training had ended before the fault and only processes had to exit. Raises Violation if the job
+    hangs, leaves processes, has the wrong status, or does not report the fault exactly once.
     """
     struck = time.monotonic()
     try:

@@ -117,11 +117,7 @@ def _refuse(warning: str) -> None:
 
 
 def train_undisturbed(framework: str, num_ranks: int, launcher: str, given_flags: Sequence[str | int] = ()) -> Curve:
-    """Train the run to compare with and return its curve, with the weights of every step.
-
-    Raises:
-        Violation: the run failed.
-    """
+    """Train the run to compare with and return its curve and each step's weights. Raises Violation if it failed."""
     print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
     with scratch_folder("soak") as directory:
         flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS, *given_flags)
@@ -141,9 +137,8 @@ def training(
 ) -> AbstractContextManager[Training]:
     """Start a trainer, without a launcher if it has one rank; its processes are killed when the block ends.
 
-    Args:
-        program: arguments of Python that replace the trainer's module.
-        strategy: strategy of the trainer, by default Horovod, or DDP under torchrun.
+    `program` are arguments of Python that replace the trainer's module; `strategy` is by default Horovod, or DDP under
+    torchrun.
     """
     strategy = strategy or ("ddp" if launcher == "torchrun" else "horovod")
     return trainings.training(

@@ -46,8 +46,7 @@ class Training(Job):
     def wait_for_step(self, step: int, delay: float = 0.0) -> None:
         """Wait until the job has reported `step` (0: until all ranks are running), and then `delay` seconds.
 
-        Raises:
-            TimeoutError: the job does not get so far.
+        Raises TimeoutError if the job does not get so far.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.status is None and not self._reached(step):

@@ -162,8 +162,7 @@ class Description:
 def read_description(name: str) -> tuple[str, Description]:
     """Read a study by its name, or by the path of its file; return its name and description.
 
-    Raises:
-        UserError: there is no such study, or the file does not describe one.
+    Raises UserError if there is no such study, or the file does not describe one.
     """
     is_path = name.endswith((".yaml", ".yml"))
     if not is_path and name not in STUDIES:
@@ -185,11 +184,7 @@ def read_description(name: str) -> tuple[str, Description]:
 
 
 def _check_text_keys(value: Any) -> None:
-    """Refuse keys that YAML reads as numbers or booleans, such as `no`.
-
-    Raises:
-        Mismatch: names the first such key.
-    """
+    """Refuse keys that YAML reads as numbers or booleans, such as `no`. Raises Mismatch for the first one."""
     for key in value if isinstance(value, Mapping) else ():
         if not isinstance(key, str):
             raise Mismatch(f"expected keys that are text, received {brief(key)}; quote it")
@@ -200,8 +195,7 @@ def _check_text_keys(value: Any) -> None:
 def _check_flags(description: Description) -> None:
     """Refuse flags that the trainers do not have, and variants that the study does not have.
 
-    Raises:
-        Mismatch: names the first of them.
+    Raises Mismatch for the first of them.
     """
     known = [name for name in (*TrainConfig().flat(), *RUN_SETTINGS) if name not in NOT_STUDIED]
     axis = description.x

@@ -51,12 +51,8 @@ class Variant:
 def variants(description: Description, framework: str | None, trainer_flags: Sequence[str]) -> list[Variant]:
     """Return all variants of a study, checked before the first run.
 
-    Args:
-        framework: replaces the study's framework; None keeps it.
-        trainer_flags: words that override the study's base flags.
-
-    Raises:
-        UserError: the flags of a run are invalid, or a flag may only be set by the study.
+    `framework` replaces the study's unless it is None; `trainer_flags` are words that override the study's base flags.
+    Raises UserError if the flags of a run are invalid, or a flag may only be set by the study.
     """
     _check_given(description, framework, trainer_flags)
     found = []

@@ -29,8 +29,7 @@ def begin(
 ) -> StudyResult:
     """Return the study in `directory`, or a new one.
 
-    Raises:
-        UserError: the directory holds another study, or cannot be read.
+    Raises UserError if the directory holds another study, or cannot be read.
     """
     fresh = StudyResult(
         name=name,
@@ -62,12 +61,8 @@ def run_lacking(
 ) -> StudyResult:
     """Train every variant with every missing seed, and return the complete study.
 
-    Args:
-        at_once: number of runs at the same time, which share the cores.
-
-    Raises:
-        UserError: the flags of a run are invalid.
-        Fault: a run failed for another reason than divergence.
+    `at_once` is the number of runs at the same time, which share the cores. Raises UserError if the flags of a run are
+    invalid; Fault if a run failed for another reason than divergence.
     """
     done = {(run.variant, run.seed) for run in result.runs}
     # Seed by seed, so that an interrupted study has runs of every variant.

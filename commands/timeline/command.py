@@ -133,8 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def read_ways(path: Path) -> dict[str, list[Way]]:
     """Read the ways of all-reduced tensors, by name, in order.
 
-    Raises:
-        UserError: the file is no timeline, or has no all-reduce.
+    Raises UserError if the file is no timeline, or has no all-reduce.
     """
     try:
         events = [_event(content, f"event {number}") for number, content in enumerate(_contents(path))]

@@ -114,8 +114,7 @@ def _command(flags: argparse.Namespace, number: int, words: Sequence[str]) -> li
 def _finish(study: Study, trial: Trial, outcome: Outcome) -> str:
     """Report to Optuna how the trial ended, and return a line about it.
 
-    Raises:
-        Fault: the training failed for another reason than divergence.
+    Raises Fault if the training failed for another reason than divergence.
     """
     from optuna.trial import TrialState
 

@@ -42,11 +42,7 @@ class SearchResult:
         self.as_study()
 
     def as_study(self) -> Study:
-        """Return the search as an Optuna study in memory.
-
-        Raises:
-            Mismatch: a trial is outside the space.
-        """
+        """Return the search as an Optuna study in memory. Raises Mismatch if a trial is outside the space."""
         import optuna
 
         from allstep.commands.tune.space import distribution

@@ -32,8 +32,7 @@ _NOT_SEARCHED = ("output-dir", "resume", "init-from", "list-strategies")
 def read_space(path: Path) -> Space:
     """Read the flags in the file, without leading hyphens, and the values that Optuna may choose for each.
 
-    Raises:
-        UserError: the file cannot be read, names no flag, or has an invalid entry.
+    Raises UserError if the file cannot be read, names no flag, or has an invalid entry.
     """
     try:
         content = strict_yaml.load(path, maximum=_MAX_BYTES)
@@ -84,8 +83,7 @@ def as_written(found: BaseDistribution) -> Any:
 def distribution(what: Any, where: str) -> BaseDistribution:
     """Return the values that Optuna may choose for a flag, from its entry in the file; `where` names the entry.
 
-    Raises:
-        UserError: the entry is invalid.
+    Raises UserError if the entry is invalid.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -35,8 +35,7 @@ _METRIC = "metric"
 def open_study(path: Path, *, metric: str) -> Study:
     """Open the study in the file, or create it.
 
-    Raises:
-        UserError: the file is no study, or the study has another metric.
+    Raises UserError if the file is no study, or the study has another metric.
     """
     import optuna
 
@@ -142,11 +141,7 @@ def _lock_of(path: Path, number: int) -> Path:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock on a file.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is false.
-    """
+    """Hold a lock on a file. Raises BlockingIOError if another process holds the lock, and `wait` is false."""
     with open(path, "a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

@@ -125,11 +125,7 @@ def load(
 
 
 def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> Any:
-    """Return a framework's network with the weights of a run.
-
-    Raises:
-        UserError: see `load`.
-    """
+    """Return a framework's network with the weights of a run. Raises UserError as `load` does."""
     description = trained.description
     name = _network(description.model, model)
     check_model(name, framework)

@@ -118,11 +118,7 @@ class History(Reporter):
 
 
 def check(*, elastic: bool) -> None:
-    """Refuse flags that a program cannot use.
-
-    Raises:
-        UserError: the flags ask for an elastic job.
-    """
+    """Refuse flags that a program cannot use: an elastic job."""
     if elastic:
         raise UserError(
             "expected a job of a fixed number of ranks for a Session, received elastic=True; leave it out, or use "

@@ -28,8 +28,7 @@ class Parts:
     def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
         """Return the program's optimizer, or what `build` returns for the one that --optimizer names.
 
-        Raises:
-            UserError: the flag stands for one of a program, which has none.
+        Raises UserError if the flag stands for one of a program, which has none.
         """
         if self.optimizer is None and name == OWN_OPTIMIZER:
             raise UserError(f"--optimizer {name} needs a Session that is given an optimizer; name another one")

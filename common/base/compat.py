@@ -59,8 +59,7 @@ def is_in_framework() -> bool:
 def is_open_mpi_daemon(process: int) -> bool:
     """Return whether a process is the daemon by which Open MPI 4.1 starts ranks on hosts other than mpirun's.
 
-    Raises:
-        OSError: the process has ended.
+    Raises OSError if the process has ended.
     """
     return Path(f"/proc/{process}/comm").read_text().strip() == "orted"
 

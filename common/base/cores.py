@@ -17,9 +17,8 @@ def usable_cores() -> int:
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
     """Return the smallest quota of this process's control groups, version 1 or 2, in cores; None without any.
 
-    Args:
-        root: where control groups are mounted.
-        membership: file that tells the groups of this process; in a container they may lie outside `root`.
+    `root` is where control groups are mounted, `membership` the file that tells the groups of this process; in a
+    container they may lie outside `root`.
     """
     quotas = []
     for line in membership.read_text().splitlines():

@@ -43,11 +43,7 @@ def metric_of(task: Task, loss: str | None = None) -> str:
 
 
 def check_loss(config: TrainConfig, task: Task) -> None:
-    """Refuse a loss that does not fit the targets of the data set.
-
-    Raises:
-        UserError: the loss does not fit; the message names those that do.
-    """
+    """Refuse a loss that does not fit the targets of the data set; the message names those that do."""
     dataset, loss = config.data.dataset, config.loss or default_loss(task)
     names = [name for name, tasks in LOSSES.items() if task in tasks]
     if config.loss in LOSSES and config.loss not in names:

@@ -86,8 +86,7 @@ def field_of(word: str) -> str:
 def metrics_of(config: TrainConfig, dataset: Dataset) -> tuple[str, ...]:
     """Return the metrics of a run: those of --metrics, then that of the task and that of --best-by if not among them.
 
-    Raises:
-        UserError: a metric does not fit the targets.
+    Raises UserError if a metric does not fit the targets.
     """
     default, best = metric_of(dataset.task, config.loss), config.output.best_by
     named = [*config.output.metrics, default, *([best] if best not in (None, LOSS) else [])]

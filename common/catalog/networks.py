@@ -94,8 +94,7 @@ def model_name(word: str) -> str:
 def check_model(model: str, framework: str) -> None:
     """Refuse a network of the other framework's libraries, and one in a file that does not exist.
 
-    Raises:
-        UserError: the network is not available here; the message tells where it would be.
+    The message tells where the network would be.
     """
     library = model.partition(":")[0]
     if model not in MODELS and LIBRARIES.get(library, framework) != framework:
@@ -107,11 +106,7 @@ def check_model(model: str, framework: str) -> None:
 
 
 def check_frameworks(model: str, frameworks: Sequence[str]) -> None:
-    """Refuse to compare frameworks by a network that only one of them has.
-
-    Raises:
-        UserError: only one framework has the network.
-    """
+    """Refuse to compare frameworks by a network that only one of them has."""
     if len(frameworks) > 1 and not is_in_both(model):
         raise UserError(
             f"expected a network that both frameworks have, received {model}; name one of --frameworks, or have the "
@@ -147,11 +142,7 @@ def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
 
 
 def check_outputs(model: str, received: object, dataset: Dataset) -> None:
-    """Refuse a network whose output for two samples has the wrong shape; `received` is None if it is not one array.
-
-    Raises:
-        UserError: the data set needs outputs of another shape.
-    """
+    """Refuse a network whose output for two samples has the wrong shape; `received` is None if it is not one array."""
     if received != (2, *dataset.output_shape):
         outputs = "something else" if received is None else _of_samples(received)
         raise UserError(
@@ -171,11 +162,7 @@ def max_stages(model: str) -> int:
 
 
 def check_inputs(model: str, dataset: Dataset) -> None:
-    """Refuse samples that a network of MODELS does not accept: mlp takes any numbers, others images or texts.
-
-    Raises:
-        UserError: the samples do not fit; the message tells what would.
-    """
+    """Refuse samples that a network of MODELS does not accept: mlp takes any numbers, others images or texts."""
     tokens = dataset.input_type == "int64"
     if MODELS[model].takes_text:
         expected, fits = "texts to classify", tokens and dataset.task == "classification"
@@ -200,11 +187,7 @@ def check_inputs(model: str, dataset: Dataset) -> None:
 
 
 def check_image_size(model: str, height: int, width: int) -> None:
-    """Refuse images that are too small for the network, or cannot be cut into its patches.
-
-    Raises:
-        UserError: the images do not fit; the message tells which would.
-    """
+    """Refuse images that are too small for the network, or cannot be cut into its patches, and tell which would fit."""
     if model not in MODELS:  # the layers of other networks raise the error
         return
     entry = MODELS[model]
@@ -222,11 +205,7 @@ def check_image_size(model: str, height: int, width: int) -> None:
 
 
 def check_size(model: str, depth: int, width: int) -> None:
-    """Refuse --model-depth and --model-width that the network does not support.
-
-    Raises:
-        UserError: the network comes in one size, or does not support this depth.
-    """
+    """Refuse --model-depth and --model-width that the network does not support."""
     if model != "wide-resnet" and (depth, width) != (WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH):
         raise UserError(
             f"expected --model-depth and --model-width with --model wide-resnet, received --model {model}, which comes "
@@ -253,11 +232,7 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def check_model_args(model: str, words: Sequence[str]) -> None:
-    """Refuse arguments for a built-in network, and one that is given twice.
-
-    Raises:
-        UserError: the network takes no arguments, or one of them has two values.
-    """
+    """Refuse arguments for a built-in network, and one that is given twice."""
     if words and model in MODELS:
         raise UserError(f"--model-args is for networks of libraries or your own, not for --model {model}; leave it out")
     if len(parsed(words)) < len(words):
@@ -269,13 +244,12 @@ def network_of_user(
 ) -> object:
     """Return the network that a program passes, or that a file has or builds.
 
+    Raises UserError if the function fails, or there are arguments for a network that is built already.
+
     Args:
         own: the program's network, or a function that builds it.
         options: arguments of that function besides the shape of a sample and the number of classes.
         kind: class of networks.
-
-    Raises:
-        UserError: the function fails, or there are arguments for a network that is built already.
     """
     file = user_file.parse(model)
     build = user_file.import_for(framework, *file, "--model") if file else own

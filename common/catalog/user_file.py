@@ -32,11 +32,8 @@ _losses: list[Callable[..., Any]] = []
 def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
     """Return the function of that name in a file.
 
-    Args:
-        flag: the flag that names file and function, for error messages.
-
-    Raises:
-        UserError: the file cannot be imported, or has no such function.
+    `flag` names file and function, for error messages. Raises UserError if the file cannot be imported, or has no such
+    function.
     """
     function = find(path, name, flag)
     if not callable(function):
@@ -47,8 +44,7 @@ def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
 def import_for(framework: str, path: Path, name: str, flag: str) -> Callable[..., Any]:
     """Return the function NAME_framework of a file if it exists, else NAME; a file may have one for each framework.
 
-    Raises:
-        UserError: see `import_function`.
+    Raises UserError as `import_function` does.
     """
     function = find(path, f"{name}_{framework}", flag)
     return import_function(path, name, flag) if function is None else function
@@ -63,8 +59,7 @@ def pass_loss(function: Callable[..., Any]) -> str:
 def loss_for(framework: str, word: str) -> Callable[..., Any] | None:
     """Return the loss of a file or a program that --loss names; None if it is a name of the suite.
 
-    Raises:
-        UserError: there is none, or see `import_for`.
+    Raises UserError if there is none, and as `import_for` does.
     """
     if word == PROGRAM:
         if not _losses:
@@ -75,11 +70,7 @@ def loss_for(framework: str, word: str) -> Callable[..., Any] | None:
 
 
 def find(path: Path, name: str, flag: str) -> Any:
-    """Return the object of that name in a file, or None.
-
-    Raises:
-        UserError: the file cannot be imported.
-    """
+    """Return the object of that name in a file, or None. Raises UserError if the file cannot be imported."""
     if not path.is_file():
         raise UserError(f"expected a Python file at {quote(path)} for {flag}, received none; name one")
     path = path.resolve()
@@ -93,8 +84,7 @@ def find(path: Path, name: str, flag: str) -> Any:
 def call(function: Callable[..., Any], *arguments: object, flag: str, expected: str = "", **options: object) -> Any:
     """Call the user's function once, with the folder of its file first, and return its result.
 
-    Raises:
-        UserError: see `call_often`.
+    Raises UserError as `call_often` does.
     """
     _, path = _files.get(id(function), (None, None))
     with running(path) if path else contextlib.nullcontext():
@@ -106,11 +96,8 @@ def call_often(
 ) -> Any:
     """Call the user's function and return its result.
 
-    Args:
-        expected: what the call should do, for the message; by default that the function returns.
-
-    Raises:
-        UserError: the function raises an exception; the message names the line.
+    `expected` is what the call should do, for the message; by default that the function returns. Raises UserError with
+    the line if the function raises an exception.
     """
     try:
         return function(*arguments, **options)
@@ -163,11 +150,7 @@ def _lines_of_user(error: Exception) -> Iterator[str]:
 
 
 def check(word: str, flag: str) -> None:
-    """Refuse a file that does not exist, before the run does any work.
-
-    Raises:
-        UserError: the file does not exist.
-    """
+    """Refuse a file that does not exist, before the run does any work."""
     if (file := parse(word)) and not file[0].is_file():
         raise UserError(f"expected a Python file in {flag}, received {quote(word)}, which is not there; name another")
 
@@ -175,10 +158,8 @@ def check(word: str, flag: str) -> None:
 def trusted(word: object, named: Sequence[str]) -> str | None:
     """Return `word`, found in what a run left behind, if it names no code; else the user's own word for that code.
 
-    Args:
-        named: what the user has named on the command line; a file that lies elsewhere now has the same name.
-
-    Returns: None for code that the user has not named, which must not be imported.
+    `named` is what the user has named on the command line; a file that lies elsewhere now has the same name. The result
+    is None for code that the user has not named, which must not be imported.
     """
     if not (code := parse(str(word))):
         return str(word)

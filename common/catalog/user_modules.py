@@ -30,11 +30,7 @@ _running: list[Folder] = []
 
 
 def run_file(path: Path) -> ModuleType:
-    """Run a file as a module, with its folder first.
-
-    Raises:
-        Exception: what the file raises.
-    """
+    """Run a file as a module, with its folder first. Raises what the file raises."""
     folder = _folder_of(path)
     with running(path):
         if folder.root != folder.path:

@@ -74,10 +74,8 @@ def checkpoint_name(step: int) -> str:
 def check_arrays(arrays: dict[str, np.ndarray]) -> None:
     """Check that every array can be written and read back unchanged.
 
-    Raises:
-        UserError: an array has a dtype that NumPy lacks, such as bfloat16, the byte order of other machines, or a name
-            that no reader accepts.
-        ValueError: a name is outside the known groups, which is a mistake of the caller.
+    Raises UserError if an array has a dtype that NumPy lacks, such as bfloat16, the byte order of other machines, or a
+    name that no reader accepts; ValueError if a name is outside the known groups, which is a mistake of the caller.
     """
     prefixes = tuple(f"{group}/" for group in GROUPS)
     for name, array in arrays.items():
@@ -98,8 +96,7 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
 def check_finite(arrays: dict[str, np.ndarray], *, but: Container[str] = ()) -> None:
     """Check that arrays are finite, so that a run can resume from them, but for constants, which are what they are.
 
-    Raises:
-        UserError: an array contains nan or inf.
+    Raises UserError if an array contains nan or inf.
     """
     if name := _first_not_finite({name: array for name, array in arrays.items() if name not in but}):
         raise UserError(
@@ -111,13 +108,10 @@ def check_finite(arrays: dict[str, np.ndarray], *, but: Container[str] = ()) -> 
 def write(
     directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest, *, constants: Container[str] = ()
 ) -> None:
-    """Write a checkpoint so that a kill, a full disk or a power cut at any moment leaves `directory` either unchanged
-    (or absent) or complete and on the disk.
+    """Write a checkpoint so that `directory` is unchanged (or absent) or complete after a kill, full disk or power cut.
 
-    It fills in `manifest.files`. Those of the `constants` that are not finite get a file of their own.
-
-    Raises:
-        OSError, safetensors.SafetensorError: the checkpoint cannot be written. No files are left behind.
+    It fills in `manifest.files`. Those of the `constants` that are not finite get a file of their own. No files are
+    left behind where it raises OSError or safetensors.SafetensorError, since the checkpoint cannot be written.
     """
     from safetensors.numpy import save_file
 
@@ -148,9 +142,7 @@ def write(
 def read_manifest(directory: Path) -> Manifest:
     """Read and verify the manifest of the checkpoint in `directory`.
 
-    Raises:
-        NewerFormat: a later version of allstep wrote it.
-        CorruptCheckpoint: the manifest is damaged.
+    Raises NewerFormat if a later version of allstep wrote it, CorruptCheckpoint if the manifest is damaged.
     """
     path = directory / MANIFEST
     try:
@@ -169,9 +161,7 @@ def read_manifest(directory: Path) -> Manifest:
 def read(directory: Path, groups: Sequence[str] = GROUPS) -> TrainState:
     """Read the state in `directory` and verify every byte. Its arrays, those of `groups`, are writable and not shared.
 
-    Raises:
-        NewerFormat: a later version of allstep wrote it.
-        CorruptCheckpoint: the checkpoint is damaged.
+    Raises NewerFormat if a later version of allstep wrote it, CorruptCheckpoint if the checkpoint is damaged.
     """
     manifest = read_manifest(directory)
     arrays = {}
@@ -221,8 +211,7 @@ def _read_arrays(path: Path, expected: FileRecord, *, finite: bool = True) -> di
 def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
     """Return the arrays in the content of a safetensors file, by name.
 
-    Raises:
-        NotJson, Mismatch, SafetensorError: it is not a safetensors file, or has types that NumPy lacks.
+    Raises NotJson, Mismatch or SafetensorError if it is not a safetensors file, or has types that NumPy lacks.
     """
     from safetensors.numpy import load
 
@@ -233,8 +222,7 @@ def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
 def _check_header(data: bytes) -> None:
     """Check what safetensors does not: the size of the header, and types and names of the arrays.
 
-    Raises:
-        NotJson, Mismatch: the header is not like those of `write`.
+    Raises NotJson or Mismatch if the header is not like those of `write`.
     """
     size = int.from_bytes(data[:8], "little")
     whole(2, min(_MAX_HEADER_BYTES, max(2, len(data) - 8)))(size, "the header's size in bytes")
@@ -283,10 +271,8 @@ def clean_up(parent: Path) -> None:
     """Clean up what killed runs have left in the checkpoints directory `parent`.
 
     Only the holder of the output directory's lock may call it; without the lock, another run may still use these files.
-
-    Raises:
-        UserError: a name that allstep needs belongs to something that it did not write.
-        OSError: a file cannot be moved or removed.
+    Raises UserError if a name that allstep needs belongs to something that it did not write, OSError if a file cannot
+    be moved or removed.
     """
     for path in sorted(parent.iterdir()):
         if not (match := _LEFT_OVER.fullmatch(path.name)):

@@ -21,9 +21,7 @@ class OutputDirectory:
 
     Rank 0 holds the lock. The kernel releases it when the process ends in any way, including SIGKILL; the file `.lock`
     stays, and means nothing by itself. A child forked without exec shares the lock, and must not outlive the process.
-
-    Raises:
-        UserError: the directory cannot be written, or another run has locked it.
+    Raises UserError if the directory cannot be written, or another run has locked it.
     """
 
     def __init__(self, path: str | Path, *, warn: Callable[[str], None]) -> None:
@@ -66,8 +64,7 @@ class OutputDirectory:
     def check_is_same(self) -> None:
         """Check that the directory is still the locked one, before a file in it is written or deleted.
 
-        Raises:
-            UserError: the directory was removed, and another run has locked one of the same name.
+        Raises UserError if it was removed, and another run has locked one of the same name.
         """
         try:
             found = os.stat(self.path / LOCK, follow_symlinks=False)

@@ -80,8 +80,7 @@ class NewerFormat(UserError):
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON, with the format version and a checksum over all other content.
 
-    Raises:
-        TypeError: JSON cannot hold a value or a key.
+    Raises TypeError if JSON cannot hold a value or a key.
     """
     content = {"format_version": FORMAT_VERSION, **asdict(manifest)}
     content["checksum"] = _checksum(content)
@@ -89,11 +88,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def copied(manifest: Manifest) -> Manifest:
-    """Return a copy that shares nothing with `manifest`, as `encode` and `decode` would make it.
-
-    Raises:
-        TypeError: JSON cannot hold a value or a key.
-    """
+    """Return a copy that shares nothing with `manifest`, as `encode` and `decode` make it; raises as `encode` does."""
     # Checksum, indentation and copies by dataclasses would make training wait several times as long.
     content = _finite({**vars(manifest), "progress": vars(manifest.progress)})
     return from_json(Manifest, _restored(json.loads(json.dumps(content))), "manifest")
@@ -102,9 +97,7 @@ def copied(manifest: Manifest) -> Manifest:
 def decode(data: bytes) -> Manifest:
     """Return the manifest in `data`, the output of `encode`, which may be damaged or hostile.
 
-    Raises:
-        NewerFormat: the format version is above `FORMAT_VERSION`.
-        NotJson, Mismatch: anything else is wrong; the message describes it.
+    Raises NewerFormat if the format version is above `FORMAT_VERSION`, NotJson or Mismatch if anything else is wrong.
     """
     content = _restored(strict_json.loads(data))
     # Checked before the checksum, which a later format may compute differently.

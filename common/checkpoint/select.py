@@ -27,13 +27,10 @@ def load(
     """Load a checkpoint and verify every byte. It needs no lock and changes nothing on disk.
 
     `which` is "latest" or "best" (highest validation accuracy) in the checkpoints directory `parent`, or the path of a
-    checkpoint, or of a checkpoints or output directory, of which the latest checkpoint is loaded. If the latest or
-    best is damaged, the next one is loaded with a warning; a checkpoint named by its path has no such fallback. Only
-    the arrays of `groups` are read.
-
-    Raises:
-        CorruptCheckpoint: the named checkpoint is damaged; the message names the file.
-        UserError: no checkpoint exists, all are damaged, or a later version of allstep wrote it.
+    checkpoint, or of a checkpoints or output directory, of which the latest checkpoint is loaded. If the latest or best
+    is damaged, the next one is loaded with a warning; a checkpoint named by its path has no such fallback. Only the
+    arrays of `groups` are read. Raises CorruptCheckpoint, which names the file, if the named checkpoint is damaged;
+    UserError if no checkpoint exists, all are damaged, or a later version of allstep wrote it.
     """
     return _first_good(which, Path(parent), functools.partial(files.read, groups=groups), warn)
 
@@ -41,8 +38,7 @@ def load(
 def load_manifest(which: str | os.PathLike[str], parent: str | os.PathLike[str]) -> Manifest:
     """Return the manifest of the checkpoint that `load` would load if no arrays are damaged, without warnings.
 
-    Raises:
-        UserError: see `load`.
+    Raises UserError as `load` does.
     """
     return _first_good(which, Path(parent), files.read_manifest, lambda _: None)
 

@@ -96,11 +96,9 @@ class TrainState:
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:
     """Check that a checkpoint's arrays fit the model and optimizer, whose names and shapes are `expected`.
 
-    A shape is a tuple or an `ArrayShape`.
-
-    Raises:
-        UserError: an array is missing, has another shape or type, or invalid values, or is not expected. The message
-            names the first one in the order of `expected`, or else the first unexpected one.
+    A shape is a tuple or an `ArrayShape`. Raises UserError if an array is missing, has another shape or type, or
+    invalid values, or is not expected. The message names the first one in the order of `expected`, or else the first
+    unexpected one.
     """
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():

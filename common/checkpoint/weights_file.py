@@ -25,8 +25,7 @@ def is_weights_file(path: Path) -> bool:
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays in `path` by name, with floats of any precision converted to float32.
 
-    Raises:
-        UserError: the file cannot be read, or is not a safetensors file.
+    Raises UserError if the file cannot be read, or is not a safetensors file.
     """
     from safetensors import SafetensorError
 
@@ -43,11 +42,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a file that cannot be opened, before the run does any work.
-
-    Raises:
-        UserError: the path does not exist, or is not a regular file.
-    """
+    """Refuse a file that does not exist, is not regular or cannot be opened, before the run does any work."""
     try:
         os.close(regular(path, os.O_RDONLY))
     except OSError as error:

@@ -32,10 +32,7 @@ class Checkpoints:
     """Checkpoints of a run, in `checkpoints/` of its locked output directory. Only rank 0 has one.
 
     `keep` is the number of latest checkpoints to keep, in addition to the best by metric; `constants` are the names of
-    arrays that may hold nan and infinity.
-
-    Raises:
-        UserError: `keep` is below 1, or the directory cannot be written.
+    arrays that may hold nan and infinity. Raises UserError if `keep` is below 1, or the directory cannot be written.
     """
 
     def __init__(self, output: OutputDirectory, *, keep: int = 3, constants: Container[str] = ()) -> None:
@@ -77,12 +74,9 @@ class Checkpoints:
 
         It first waits until the previous save is written. A save that the disk refuses is told at once, and tried again
         until then. If there is not enough memory for a copy, it returns only when the state is written. `metric` is the
-        metric of a validation of this state, if there was one.
-
-        Raises:
-            UserError: the previous save failed (a full disk, nan or inf in its arrays, ...), or a checkpoint cannot
-                hold an array's dtype. Complete checkpoints are not affected.
-            TypeError: a field other than the arrays has values that JSON cannot hold.
+        metric of a validation of this state, if there was one. Raises UserError if the previous save failed (a full
+        disk, nan or inf in its arrays, ...), or a checkpoint cannot hold an array's dtype; TypeError if a field other
+        than the arrays has values that JSON cannot hold. Complete checkpoints are not affected.
         """
         self.wait()
         has_buffers = self._has_buffers(state.arrays)
@@ -111,11 +105,7 @@ class Checkpoints:
             self._write(state.arrays, manifest)
 
     def wait(self) -> None:
-        """Wait until nothing is being written.
-
-        Raises:
-            UserError: the last write failed.
-        """
+        """Wait until nothing is being written. Raises UserError if the last write failed."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._is_awaited.set()

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] | None = None) -> TrainConfig:
     """Read a run's configuration from the command line of this process, or from `argv`.
 
+    Raises UserError if a flag, its value or the YAML file is wrong; SystemExit with status 0 after --help.
+
     Args:
         strategies: names of the framework's strategies.
         place: decides the strategy if the user gives none. Only rank 0 prints the help text.
-
-    Raises:
-        UserError: a flag, its value or the YAML file is wrong.
-        SystemExit: with status 0, after --help.
     """
     import tyro
 
@@ -79,8 +77,7 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
 def read_files(paths: Iterable[Path]) -> dict[str, config_file.ConfigLine]:
     """Read files of --config and return their lines by flag name; for a flag in several files, the last one wins.
 
-    Raises:
-        UserError: a file cannot be read, or is not a configuration.
+    Raises UserError if a file cannot be read, or is not a configuration.
     """
     names = _defaults()
     return {entry.key: entry for path in paths for entry in config_file.read(path, names)}

@@ -39,13 +39,9 @@ class ConfigLine:
 
 
 def read(path: Path, names: Collection[str]) -> list[ConfigLine]:
-    """Return the flags in a file, in order, without those that have no value or null.
+    """Return the flags in a file, in order, without those that have no value or null; `names` are all existing flags.
 
-    Args:
-        names: names of all existing flags.
-
-    Raises:
-        UserError: the file cannot be read, or is not a configuration.
+    Raises UserError if the file cannot be read, or is not a configuration.
     """
     import yaml
 

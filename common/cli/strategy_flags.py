@@ -31,8 +31,7 @@ SUM_OF_SLICES = "the sum of the slices' gradients"
 def check_flags(config: TrainConfig, framework: str) -> None:
     """Refuse flags that the framework or the chosen strategy would ignore, and a network of the other framework.
 
-    Raises:
-        UserError: a flag would be ignored; the message names it and the strategies that use it.
+    The message names the flag and the strategies that use it.
     """
     check_model(config.model, framework)
     check_decode(config, framework)
@@ -57,11 +56,7 @@ def named(placement: Placement) -> str:
 
 
 def check_one_process(name: str, placement: Placement, *, instead: str) -> None:
-    """Refuse several ranks for a strategy of one process.
-
-    Raises:
-        UserError: the job has several ranks; the message recommends the strategies `instead`.
-    """
+    """Refuse several ranks for a strategy of one process; the message recommends the strategies `instead`."""
     if placement.world_size > 1:
         raise UserError(
             f"expected one process for --strategy {name}, received {placement.world_size} from {named(placement)}; "
@@ -73,11 +68,7 @@ def check_one_process(name: str, placement: Placement, *, instead: str) -> None:
 def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy horovod", instead: str = "") -> None:
     """Refuse ranks from a launcher unknown to Horovod: each rank would train as the only one, or abort.
 
-    Args:
-        user: flag or feature that needs Horovod, for the message.
-
-    Raises:
-        UserError: the launcher is unknown to Horovod; the message recommends horovodrun, and the strategy `instead`.
+    `user` is the flag or feature that needs Horovod; the message recommends horovodrun, and the strategy `instead`.
     """
     if placement.launcher in ("torchrun", BY_HAND):
         raise UserError(
@@ -93,11 +84,9 @@ def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy h
 
 
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], placement: Placement) -> None:
-    """Print each strategy and whether this machine can run it, for --list-strategies.
+    """Print each strategy and whether this machine can run it, for --list-strategies, on rank 0.
 
-    Args:
-        availability: returns why this machine cannot run the strategy of a name, or None if it can.
-        place: only rank 0 prints.
+    `availability` returns why this machine cannot run the strategy of a name, or None if it can.
     """
     if placement.rank:
         return
@@ -120,11 +109,7 @@ def use_gloo_alone(placement: Placement) -> None:
 
 
 def configure_horovod(placement: Placement, flags: StrategyConfig, *, on_gpu: bool) -> None:
-    """Set the environment variables that the job and its flags need; Horovod reads them when it is initialised.
-
-    Raises:
-        UserError: the timeline file cannot be written.
-    """
+    """Set the environment variables that the job and its flags need; Horovod reads them when it is initialised."""
     use_gloo_alone(placement)
     if flags.autotune:
         os.environ["HOROVOD_AUTOTUNE"] = "1"
@@ -146,14 +131,10 @@ def configure_horovod(placement: Placement, flags: StrategyConfig, *, on_gpu: bo
 
 
 def check_horovod(placement: Placement, op: str, *, size: int, mpi_enabled: bool) -> None:
-    """Refuse an initialised Horovod that does not fit the job.
+    """Refuse an initialised Horovod that does not fit the job; `size` and `mpi_enabled` are what it returns.
 
-    Args:
-        size, mpi_enabled: values that Horovod returns.
-
-    Raises:
-        Fault: the launcher started another number of ranks than Horovod sees.
-        UserError: adasum cannot run on this number of ranks, or without MPI.
+    Raises Fault if the launcher started another number of ranks than Horovod sees, UserError if adasum cannot run on
+    this number of ranks, or without MPI.
     """
     if size != placement.world_size:
         raise Fault(
@@ -172,11 +153,7 @@ _CHANGES = ("mixup", "cutmix", "random_erasing", "rand_augment")
 
 
 def check_decode(config: TrainConfig, framework: str) -> None:
-    """Refuse --decode gpu if other flags rule out decoding on a GPU.
-
-    Raises:
-        UserError: another flag rules it out; the message names it.
-    """
+    """Refuse --decode gpu if another flag, which the message names, rules out decoding on a GPU."""
     data = config.data
     if data.decode != "gpu":
         return
@@ -198,11 +175,7 @@ def check_decode(config: TrainConfig, framework: str) -> None:
 
 
 def check_decoding_device(decode: str, gpu: int | None) -> None:
-    """Refuse --decode gpu if this rank trains on the CPU.
-
-    Raises:
-        UserError: the rank has no GPU.
-    """
+    """Refuse --decode gpu if this rank trains on the CPU."""
     if decode == "gpu" and gpu is None:
         raise UserError(
             "expected a GPU for each rank with --decode gpu, received ranks that train on the CPU; give --decode cpu"

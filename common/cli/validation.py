@@ -29,11 +29,7 @@ from allstep.common.launch.placement import Placement
 
 
 def validate(config: TrainConfig, strategies: Sequence[str], placement: Placement) -> None:
-    """Check what the types of the flags cannot check, before a framework is imported.
-
-    Raises:
-        UserError: a value is wrong; the message names the first one.
-    """
+    """Check what flags' types cannot, before a framework is imported. Raises UserError for the first wrong value."""
     schedule = config.schedule
     if config.strategy_name not in strategies:
         framework = registry.find_framework(config.strategy_name)
@@ -326,8 +322,8 @@ def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> i
 def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
     """Check the configuration against the training samples.
 
-    Raises:
-        UserError: there are more ranks than samples, or a global batch has too few samples for the ranks or slices.
+    Raises UserError if there are more ranks than samples, or a global batch has too few samples for the ranks or
+    slices.
     """
     global_batch_size = config.global_batch_size(world_size)
     if world_size > num_samples:

@@ -42,8 +42,7 @@ def dataset_name(word: str) -> str:
 def default_data_dir() -> Path:
     """Return the folder in the user's cache (XDG Base Directory Specification) that all checkouts share.
 
-    Raises:
-        UserError: neither the environment nor /etc/passwd has a home folder.
+    Raises UserError if neither the environment nor /etc/passwd has a home folder.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allstep" / "datasets"
@@ -176,11 +175,7 @@ class DataConfig:
 
 
 def check_path(config: DataConfig) -> None:
-    """Check that the path of a user's data set exists, before a framework is imported.
-
-    Raises:
-        UserError: the path does not exist, or is a file instead of a folder or vice versa.
-    """
+    """Refuse a data set's path that does not exist or is of another kind, before a framework is imported."""
     if (path := config.path) is None:
         return
     is_file = config.kind in (PYTHON, "npz", "text")

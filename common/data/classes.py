@@ -35,8 +35,7 @@ def _read_labels(split: Split) -> np.ndarray:
 def read_class_weights(path: Path) -> np.ndarray:
     """Return the numbers of a file of --class-weights.
 
-    Raises:
-        UserError: the file cannot be read, or has a number that is no weight.
+    Raises UserError if the file cannot be read, or has a number that is no weight.
     """
     weights = read_numbers(path, "--class-weights", "a weight of 0 or more for each class")
     if not weights.size or weights.min() < 0 or weights.max() == 0:
@@ -51,10 +50,8 @@ def class_weights_of(flag: str | None, dataset: Dataset) -> tuple[float, ...]:
     """Return the weight of each class in the training loss, none without --class-weights.
 
     `balanced` gives a class n / (k * n_c), for n samples in k classes of which n_c have this class: on average, a
-    sample weighs 1. scikit-learn's compute_class_weight has the same formula.
-
-    Raises:
-        UserError: the data set has no such classes, or a weight is missing.
+    sample weighs 1. scikit-learn's compute_class_weight has the same formula. Raises UserError if the data set has no
+    such classes, or a weight is missing.
     """
     if flag is None:
         return ()
@@ -115,11 +112,7 @@ class BalancedOrder:
 
 
 def balanced_order_of(dataset: Dataset) -> BalancedOrder:
-    """Return the order of --sampler balanced.
-
-    Raises:
-        UserError: the data set has no classes.
-    """
+    """Return the order of --sampler balanced. Raises UserError if the data set has no classes."""
     if dataset.task != "classification":
         raise UserError(
             f"--sampler balanced needs a data set of classes, received targets for {dataset.task}; leave it out"

@@ -55,11 +55,8 @@ class Curriculum:
 def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | None:
     """Return the curriculum of --curriculum, whose file has the difficulties: an .npy array (samples,), or text lines.
 
-    Args:
-        num_samples: number of training samples; None if it is not known yet.
-
-    Raises:
-        UserError: the file cannot be read, or does not have one finite number per sample.
+    `num_samples` is that of training samples; None if it is not known yet. Raises UserError if the file cannot be read,
+    or does not have one finite number per sample.
     """
     path = flags.curriculum
     if path is None:

@@ -46,9 +46,8 @@ class Position:
 def check(num_samples: int, global_batch_size: int, *, drop_last: bool = False) -> None:
     """Check that a data set can be cut into batches.
 
-    Raises:
-        UserError: there are no samples, the global batch is below 1, or `drop_last` leaves no step as the global
-            batch is larger than the data set.
+    Raises UserError if there are no samples, the global batch is below 1, or `drop_last` leaves no step as the global
+    batch is larger than the data set.
     """
     if num_samples < 1:
         raise UserError(f"expected at least 1 sample, received {num_samples}: look into the data directory")
@@ -66,11 +65,8 @@ def global_batch(
 ) -> tuple[int, int] | None:
     """Return the next global batch as positions [start, stop) of the epoch's order, or None at the epoch's end.
 
-    The position after a batch is Position(position.epoch, stop); at an epoch's end it is
-    Position(position.epoch + 1, 0).
-
-    Raises:
-        UserError: see `check`.
+    The position after a batch is Position(position.epoch, stop); at an epoch's end it is Position(position.epoch + 1,
+    0). Raises UserError as `check` does.
     """
     check(num_samples, global_batch_size, drop_last=drop_last)
     start, stop = position.offset, min(position.offset + global_batch_size, num_samples)
@@ -91,23 +87,17 @@ def rank_slice(start: int, stop: int, *, rank: int, world_size: int) -> tuple[in
 
 
 def sample_order(positions: np.ndarray, num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Return the samples at the given positions of an epoch's order.
+    """Return the samples at the given positions of an epoch's order: indices, int64, as many as positions.
 
-    Over all positions this is a permutation of range(num_samples). Checkpoints rely on it: the same arguments
-    give the same samples in every version.
+    Over all positions this is a permutation of range(num_samples). Checkpoints rely on it: the same arguments give the
+    same samples in every version. Raises IndexError if a position is not in [0, num_samples), UserError if there are no
+    samples.
 
     Args:
         positions: integers in [0, num_samples), one-dimensional, in any order.
         num_samples: number of samples in the data set, at most 2**62.
         seed: any integer.
         epoch: any integer.
-
-    Returns:
-        Sample indices, int64, as many as positions.
-
-    Raises:
-        IndexError: a position is not in [0, num_samples).
-        UserError: there are no samples.
     """
     check(num_samples, 1)
     if positions.size and not 0 <= positions.min() <= positions.max() < num_samples:

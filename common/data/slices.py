@@ -94,8 +94,7 @@ class SumPlan:
     def is_in_order(self, size: int, all_reduce: Callable[[np.ndarray], np.ndarray] | None) -> bool:
         """Return whether an all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
 
-        Args:
-            all_reduce: tried once for each size; None where its order depends on more than the size.
+        `all_reduce` is tried once for each size; it is None where its order depends on more than the size.
         """
         if size not in self.in_order:
             # Of two ranks each has one half of the tree, and a sum of two numbers has only one order.
@@ -113,8 +112,7 @@ def adds_in_order(
 ) -> bool:
     """Return whether a library's all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
 
-    Args:
-        all_reduce: sums float32 arrays over all ranks, in an order that depends only on their size.
+    `all_reduce` sums float32 arrays over all ranks, in an order that depends only on their size.
     """
     if size < SMALLEST_TRIAL or any(len(local_nodes(other, world_size, num_slices)) > 1 for other in range(world_size)):
         return False

@@ -19,10 +19,7 @@ def standardized(dataset: Dataset, collectives: Collectives) -> Dataset:
     """Return the data set scaled by the mean and deviation of its training samples, of each field (the last axis).
 
     Both are those of scikit-learn's StandardScaler; a field that is constant keeps its scale. Collective: each rank
-    reads a share of the samples.
-
-    Raises:
-        UserError: the inputs are images or tokens.
+    reads a share of the samples. Raises UserError if the inputs are images or tokens.
     """
     if dataset.input_type == "int64" or (dataset.input_type == "uint8" and len(dataset.input_shape) == 3):
         received = "tokens, which are integers" if dataset.input_type == "int64" else "images"

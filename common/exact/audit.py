@@ -48,13 +48,12 @@ def audit(
 ) -> None:
     """Compare the slices of all ranks with the results of other ranks for them; all ranks call it.
 
+    Raises UnequalBits, on every rank, if any two digests differ.
+
     Args:
         batch: this rank's batch in an audited step.
         digests: 64-bit digests of the vectors of its slices, by slice number.
         compute: computes the digests of the slices of another rank's batch.
-
-    Raises:
-        UnequalBits: any two digests differ; raised on every rank.
     """
     rank, world_size = collectives.rank, collectives.world_size
     owners = np.array([owner for owner in range(world_size) for _ in local_slices(owner, world_size, num_slices)])

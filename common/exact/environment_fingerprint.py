@@ -27,11 +27,7 @@ def describe(config: TrainConfig, versions: Mapping[str, str]) -> dict[str, str]
 def check_threads(config: TrainConfig, saved: Mapping[str, str]) -> None:
     """Refuse to resume with a different number of threads, which the user can set to the earlier one.
 
-    Args:
-        saved: the result of `describe` in the run that wrote the checkpoint.
-
-    Raises:
-        UserError: the numbers differ; the message names both.
+    `saved` is the result of `describe` in the run that wrote the checkpoint.
     """
     threads, before = describe(config, {}).get("threads"), saved.get("threads")
     if threads and before and threads != before:

@@ -24,12 +24,11 @@ OUT_OF_STEP = "expected the same weights and optimizer state on all ranks"
 def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:
     """Compare parameters across ranks, and across the devices of each rank, bit by bit.
 
+    Raises Fault, on every rank, if any two ranks differ; it names the ranks and the first parameter that differs.
+
     Args:
         parameters: name and values; a parameter that several devices hold comes once per device, one after the other.
         moment: time of the check for the message, such as "after step 1".
-
-    Raises:
-        Fault: any two ranks differ; raised on every rank, it names the ranks and the first parameter that differs.
     """
     names, digests = [], []
     for name, copies in itertools.groupby(parameters, key=lambda parameter: parameter[0]):

@@ -127,13 +127,9 @@ class Recorder:
     """Writes the trace of this rank."""
 
     def __init__(self, folder: Path, header: Header, step: int) -> None:
-        """Continue the existing trace if it has the same header fields, or else start a new one.
+        """Continue the existing trace after `step` steps if it has the same header fields, or else start a new one.
 
-        Args:
-            step: number of completed steps.
-
-        Raises:
-            UserError: the folder cannot be written.
+        Raises UserError if the folder cannot be written.
         """
         self.header, self._step = header, step
         files, row_type = _Files(folder, header.rank), header.row_type
@@ -218,8 +214,7 @@ class Trace:
 def read(output_dir: Path) -> Trace:
     """Read the trace in the output directory of a run.
 
-    Raises:
-        UserError: the trace is damaged, or that of a rank is missing.
+    Raises UserError if the trace is damaged, or that of a rank is missing.
     """
     folder = output_dir / FOLDER
     if not (folder / "rank-0.json").exists():

@@ -29,9 +29,8 @@ _MARKS = {_ARRAY, strict_json.NON_FINITE, _EARLIER_NUMBER, _PAIRS}
 def save(folder: Path, value: Any) -> None:
     """Write a value into a new folder.
 
-    Raises:
-        UserError: it holds anything other than numbers, strings, booleans, None, arrays of numbers, and lists, tuples
-            and mappings (with strings or integers as keys) of these.
+    Raises UserError if it holds anything other than numbers, strings, booleans, None, arrays of numbers, and lists,
+    tuples and mappings (with strings or integers as keys) of these.
     """
     folder.mkdir()
     arrays: list[np.ndarray] = []
@@ -44,8 +43,7 @@ def save(folder: Path, value: Any) -> None:
 def load(folder: Path) -> Any:
     """Return the value that `save` has written; tuples have become lists.
 
-    Raises:
-        UserError: the folder holds no such value.
+    Raises UserError if the folder holds no such value.
     """
     try:
         content = strict_json.loads(read_regular(folder / _VALUES, maximum=MAX_BYTES))

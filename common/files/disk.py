@@ -51,9 +51,7 @@ def try_folder(path: Path) -> None:
     """Write a temporary file in the folder `path`, or in the nearest existing folder above it.
 
     Checking permission bits is not enough: they do not restrict root, and do not show that a file system is read-only.
-
-    Raises:
-        OSError: the folder cannot be written; `strerror` is the reason.
+    Raises OSError, whose `strerror` is the reason, if the folder cannot be written.
     """
     folder = path.absolute()
     while not _is_there(folder):
@@ -73,8 +71,7 @@ def _is_there(path: Path) -> bool:
 def try_file(path: Path) -> None:
     """Try to write in the folder of the file `path`; refuse a path such as /dev/null, which must not be replaced.
 
-    Raises:
-        OSError: the path cannot be written; `strerror` is the reason.
+    Raises OSError, whose `strerror` is the reason, if the path cannot be written.
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "Something else than a file is there", os.fspath(path))
@@ -98,8 +95,7 @@ def foreign_entries(folder: Path, is_own: IsOwn) -> list[str]:
 def discard(folder: Path, is_own: IsOwn) -> None:
     """Remove a folder that holds nothing foreign; any other belongs to the user, whatever its name is.
 
-    Raises:
-        OSError: it holds something else, or cannot be removed.
+    Raises OSError if it holds something else, or cannot be removed.
     """
     if foreign := foreign_entries(folder, is_own):
         raise FileExistsError(f"{folder} holds {foreign[0]!a}, which allstep did not write")

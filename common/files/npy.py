@@ -21,18 +21,16 @@ _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 def load_npy(data: bytes) -> np.ndarray:
     """Return the array in the content of an .npy file.
 
-    Raises:
-        ValueError: it is no such file, holds objects, or its header declares more than it has.
+    Raises ValueError if it is no such file, holds objects, or its header declares more than it has.
     """
     check_header(io.BytesIO(data), len(data))
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def check_header(stream: IO[bytes], num_bytes: int) -> None:
-    """Check the header at the start of a stream of `num_bytes` bytes.
+    """Check the .npy header at the start of a stream of `num_bytes` bytes.
 
-    Raises:
-        ValueError: it is none, or declares more than the stream has.
+    Raises ValueError if there is none, or it declares more than the stream has.
     """
     version = np.lib.format.read_magic(stream)
     if version not in _READERS:
@@ -49,11 +47,8 @@ _LARGEST_FILE = 2**33  # a billion float64
 def read_numbers(path: Path, flag: str, content: str) -> np.ndarray:
     """Return the finite numbers, float64 (n,), of a file that `flag` names.
 
-    Args:
-        content: what the file holds, as in "a number for each training sample".
-
-    Raises:
-        UserError: the file cannot be read, or does not have one axis of finite numbers.
+    `content` is what the file holds, as in "a number for each training sample". Raises UserError if the file cannot be
+    read, or does not have one axis of finite numbers.
     """
     try:
         read = read_regular(path, maximum=_LARGEST_FILE)

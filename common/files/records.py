@@ -50,10 +50,9 @@ _SCALARS: dict[Any, Shape] = {int: whole(), float: number(), str: text, bool: fl
 
 
 def from_json(kind: type[Record], value: Any, where: str) -> Record:
-    """Return the record of type `kind` in a JSON value.
+    """Return the record of type `kind` in a JSON value. Raises Mismatch for the first place that does not fit.
 
-    Raises:
-        Mismatch: the value does not fit the type; the message names the first place in `where` that does not.
+    `where` names the value in the message.
     """
     return _reader(kind)(value, where)
 

@@ -32,8 +32,7 @@ _KINDS = {
 def regular(path: str | os.PathLike, flags: int) -> int:
     """Return a descriptor of a regular file, to read or to write, without blocking; an opener for `open`.
 
-    Raises:
-        OSError: the path is not a regular file, or cannot be opened.
+    Raises OSError if the path is not a regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
@@ -51,8 +50,7 @@ def regular(path: str | os.PathLike, flags: int) -> int:
 def read_regular(path: Path, *, maximum: int) -> bytes:
     """Return the content of a regular file of at most `maximum` bytes.
 
-    Raises:
-        OSError: the file is too large, larger than the available memory, not a regular file, or cannot be read.
+    Raises OSError if the file is too large, larger than the available memory, not a regular file, or cannot be read.
     """
     with open(path, "rb", opener=regular) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -69,11 +67,7 @@ def read_regular(path: Path, *, maximum: int) -> bytes:
 
 
 def check_memory(path: Path, size: int) -> None:
-    """Check that there is memory for `size` bytes of a file.
-
-    Raises:
-        OSError: there is not enough.
-    """
+    """Check that there is memory for `size` bytes of a file. Raises OSError if there is not."""
     if size > _ALWAYS_THERE and size > (left := available_memory()):
         reason = f"expected at most {left} bytes, the memory that is left, received {size}"
         raise OSError(errno.ENOMEM, reason, str(path))

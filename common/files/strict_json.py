@@ -20,8 +20,7 @@ class NotJson(ValueError):
 def loads(data: bytes) -> Any:
     """Return the value in `data`, which is UTF-8. It takes at most some tens of times the memory of `data`.
 
-    Raises:
-        NotJson: `data` is not JSON, has a duplicate key, NaN or an infinity, or is nested deeper than `MAX_DEPTH`.
+    Raises NotJson if `data` is not JSON, has a duplicate key, NaN or an infinity, or is nested deeper than `MAX_DEPTH`.
     """
     if _is_deeper(data, MAX_DEPTH):
         raise NotJson(f"expected JSON nested at most {MAX_DEPTH} deep, received more, or brackets that do not pair")

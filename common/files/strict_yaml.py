@@ -14,10 +14,8 @@ from allstep.common.files.regular_file import read_regular
 def load(path: Path, *, maximum: int) -> Any:
     """Return the content of a YAML file of at most `maximum` bytes.
 
-    Raises:
-        OSError: the file cannot be read, is too large, or is not a regular file.
-        ValueError: the file is not UTF-8 or not YAML, is nested too deeply, or has aliases, by which a few lines could
-            expand to billions.
+    Raises OSError if the file cannot be read, is too large, or is not a regular file; ValueError if it is not UTF-8 or
+    not YAML, is nested too deeply, or has aliases, by which a few lines could expand to billions.
     """
     try:
         return _Loader(read_regular(path, maximum=maximum).decode()).get_single_data()

@@ -18,11 +18,7 @@ from allstep.common.launch.placement import Placement
 def choose_gpu(wanted: str, placement: Placement, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of this rank's GPU among the `num_gpus` that it sees; None for the CPU.
 
-    Args:
-        wanted: auto, cpu or cuda.
-
-    Raises:
-        UserError: `wanted` is cuda, and this host has fewer GPUs than ranks.
+    `wanted` is auto, cpu or cuda. Raises UserError if it is cuda, and this host has fewer GPUs than ranks.
     """
     if wanted == "cpu":
         return None
@@ -50,13 +46,9 @@ def report_choice(gpu: int | None, wanted: str, placement: Placement, num_gpus: 
 
 
 def check_agreement(num_on_gpus: int, placement: Placement) -> None:
-    """Refuse a job in which only some hosts have GPUs for their ranks; every rank calls it.
+    """Refuse a job in which only some hosts have GPUs for their ranks, of which `num_on_gpus` have chosen one.
 
-    Args:
-        num_on_gpus: number of ranks that have chosen a GPU.
-
-    Raises:
-        UserError: some ranks have chosen a GPU, and others have not.
+    Every rank calls it.
     """
     if num_on_gpus not in (0, placement.world_size):
         raise UserError(

@@ -47,14 +47,9 @@ def locate(
 ) -> Placement:
     """Find out which ranks share a host, in a job without a launcher; all its ranks call this together.
 
-    Args:
-        flags: returns the flags that all ranks must have alike.
-
-    Returns: `placement` with its local rank, local size and hosts; if a launcher gave these, `placement` itself.
-
-    Raises:
-        UserError: LOCAL_RANK, LOCAL_WORLD_SIZE or flags are wrong; or see `common.launch.tcp_rendezvous.meet`.
-        Fault: a rank did not come within five minutes.
+    It returns `placement` with its local rank, local size and hosts; if a launcher gave these, `placement` itself.
+    `flags` returns the flags that all ranks must have alike. Raises UserError if LOCAL_RANK, LOCAL_WORLD_SIZE or flags
+    are wrong, and as `common.launch.tcp_rendezvous.meet` does; Fault if a rank did not come within five minutes.
     """
     if placement.launcher != BY_HAND:
         return placement
@@ -81,8 +76,7 @@ def master_address(placement: Placement, environ: Mapping[str, str]) -> tuple[st
 def address_towards(address: tuple[str, int], seconds: float) -> str:
     """Return the address from which this host reaches another one, whose name may take `seconds` to become known.
 
-    Raises:
-        Fault: the name is not known, or there is no route to it.
+    Raises Fault if the name is not known, or there is no route to it.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -103,8 +97,7 @@ def _host() -> str:
 def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
     """Return `placement` completed by the descriptions of all ranks, in the order of ranks.
 
-    Raises:
-        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE contradict the descriptions, or flags each other.
+    Raises UserError if LOCAL_RANK or LOCAL_WORLD_SIZE contradict the descriptions, or flags each other.
     """
     check_same_flags([rank.flags for rank in ranks])
     own = ranks[placement.rank]
@@ -123,14 +116,7 @@ def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
 
 
 def check_same_flags(flags: Sequence[Mapping[str, str]]) -> None:
-    """Refuse ranks with different flags, which would wait for each other without end.
-
-    Args:
-        flags: of all ranks; a flag that is left out is none.
-
-    Raises:
-        UserError: a flag is not the same on all ranks.
-    """
+    """Refuse ranks with different flags, which would wait for each other without end; one left out is none."""
     if difference := first_difference(flags):
         name, rank, first, other = difference
         raise UserError(

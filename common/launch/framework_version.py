@@ -13,11 +13,7 @@ TESTED = {"torch": ((2, 9), (2, 14)), "tensorflow": ((2, 19), (2, 21))}
 
 
 def check_version(package: str, version: str) -> None:
-    """Refuse a framework that is older than the tested versions, and warn of a newer one in rank 0.
-
-    Raises:
-        UserError: the version is older.
-    """
+    """Refuse a framework that is older than the tested versions, and warn of a newer one in rank 0."""
     oldest, newest = TESTED[package]
     first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
     found = tuple(map(int, re.findall(r"\d+", version)[:2]))

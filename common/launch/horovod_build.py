@@ -44,14 +44,9 @@ def read_build() -> HorovodBuild | None:
 
 
 def check_built_for(framework: str, version: str) -> None:
-    """Refuse a Horovod that was compiled for another version of a framework; importing or using it would fail.
+    """Refuse a Horovod that is missing or was compiled for another version of a framework; using it would fail.
 
-    Args:
-        framework: pytorch or tensorflow.
-        version: version of the installed framework.
-
-    Raises:
-        UserError: Horovod was built for another version, or is not installed.
+    `framework` is pytorch or tensorflow, `version` that of the installed one.
     """
     build = read_build()
     if build is None:
@@ -65,13 +60,8 @@ def check_built_for(framework: str, version: str) -> None:
 def usable_gpus(num_gpus: int, wanted: str, placement: Placement) -> int:
     """Return how many of a rank's visible GPUs Horovod can use: all, or none if it was built for CPUs.
 
-    A Horovod built for CPUs accepts tensors on a GPU, and then aborts the process when the sum is ready.
-
-    Args:
-        wanted: auto, cpu or cuda.
-
-    Raises:
-        UserError: `wanted` is cuda, and Horovod was built for CPUs.
+    A Horovod built for CPUs accepts tensors on a GPU, and then aborts the process when the sum is ready. `wanted` is
+    auto, cpu or cuda. Raises UserError if it is cuda, and Horovod was built for CPUs.
     """
     build = read_build()
     if not num_gpus or wanted == "cpu" or build is None or "NCCL" in build.features:

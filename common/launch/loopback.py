@@ -18,9 +18,7 @@ def stay_on_host(placement: Placement, environ: MutableMapping[str, str] = os.en
     """Configure the communication libraries, before they start, for a job on a single host.
 
     In a job of several hosts it does nothing. Settings of the user are kept. docs/security.md lists what still listens.
-
-    Raises:
-        UserError: the job has several hosts, and rank 0's host cannot be resolved here.
+    Raises UserError if the job has several hosts, and rank 0's host cannot be resolved here.
     """
     if placement.local_size < placement.world_size:
         if not resolves(name := environ.get("MASTER_ADDR") or "127.0.0.1"):
@@ -47,11 +45,7 @@ def resolves(name: str) -> bool:
 
 
 def check_shared_memory(placement: Placement, environ: Mapping[str, str] = os.environ) -> None:
-    """Check that /dev/shm has room for the buffers of Open MPI's ranks on this host, which say little without it.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Refuse a /dev/shm without room for the buffers of Open MPI's ranks on this host, which say little without it."""
     if placement.local_size < 2 or "OMPI_COMM_WORLD_RANK" not in environ or not os.path.isdir("/dev/shm"):
         return
     status = os.statvfs("/dev/shm")

@@ -144,11 +144,9 @@ _SET_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_
 def find_placement(environ: Mapping[str, str] = os.environ) -> Placement:
     """Read this process's placement from the environment.
 
-    Returns: the placement given by the innermost launcher, or by RANK and WORLD_SIZE without a launcher (then
-        `common.launch.env_launcher.locate` finds out which ranks share a host), or `ALONE`.
-
-    Raises:
-        UserError: a launcher's variables are incomplete or contradict each other.
+    It is the one given by the innermost launcher, or by RANK and WORLD_SIZE without a launcher (then
+    `common.launch.env_launcher.locate` finds out which ranks share a host), or `ALONE`. Raises UserError if a
+    launcher's variables are incomplete or contradict each other.
     """
     for variables in _LAUNCHERS:
         if any(marker in environ for marker in variables.markers):
@@ -267,10 +265,7 @@ def threads_per_rank(
     """Return the number of compute threads for this rank, so that the ranks of a host together use each core once.
 
     OMP_NUM_THREADS takes precedence. With --slices the default is 1 on any number of ranks, because sums within an
-    operation depend on the number of threads.
-
-    Raises:
-        UserError: OMP_NUM_THREADS is not a number.
+    operation depend on the number of threads. Raises UserError if OMP_NUM_THREADS is not a number.
     """
     return read_num_threads(environ) or (1 if slices else cores_per_rank(placement, environ))
 

@@ -30,9 +30,8 @@ _PATIENCE_SECONDS = 60.0  # maximum between the arrival of the first and of the 
 def all_gather(text: str, placement: Placement, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the texts of all ranks, in the order of ranks. A process may call it only once.
 
-    Raises:
-        UserError: rank 0 cannot listen at the address that the others connect to.
-        Fault: a rank did not come within a minute, or MPI sees another number of ranks than the launcher.
+    Raises UserError if rank 0 cannot listen at the address that the others connect to; Fault if a rank did not come
+    within a minute, or MPI sees another number of ranks than the launcher.
     """
     if placement.world_size == 1:
         return [text]

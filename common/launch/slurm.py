@@ -16,11 +16,7 @@ _MAX_CHARACTERS = 253
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3].
-
-    Raises:
-        UserError: the text is not such a list.
-    """
+    """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3]. Raises UserError if the text is not such a list."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,5})\))?", part, re.ASCII)
@@ -35,8 +31,7 @@ def tasks_per_node(text: str) -> list[int]:
 def expand_nodelist(text: str) -> list[str]:
     """Expand Slurm's compact host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
 
-    Raises:
-        UserError: the text is not such a list, or has more hosts than any cluster.
+    Raises UserError if the text is not such a list, or has more hosts than any cluster.
     """
 
     def wrong(received: str) -> UserError:

@@ -26,13 +26,12 @@ _MAX_CHARACTERS = 2**16
 def meet(text: str, placement: Placement, address: tuple[str, int], *, topic: str, seconds: float) -> list[str]:
     """Return the texts of all ranks, in the order of ranks. The address may be reused for another topic.
 
+    Raises UserError if rank 0 cannot listen there, or another process claims this rank, or another number of ranks;
+    Fault if a rank did not come in time.
+
     Args:
         address: address of rank 0, as seen from this rank; on rank 0, an empty host means all its addresses.
         seconds: maximum time between the arrival of the first and of the last rank.
-
-    Raises:
-        UserError: rank 0 cannot listen there, or another process claims this rank, or another number of ranks.
-        Fault: a rank did not come in time.
     """
     deadline = time.monotonic() + seconds
     if placement.rank == 0:
@@ -52,8 +51,8 @@ def meet(text: str, placement: Placement, address: tuple[str, int], *, topic: st
 def wait(deadline: float, whom: str) -> None:
     """Sleep for a polling interval.
 
-    Raises:
-        Fault: the deadline, in seconds of `time.monotonic`, has passed; `whom` names what was waited for.
+    Raises Fault, in which `whom` names what was waited for, if the deadline, in seconds of `time.monotonic`, has
+    passed.
     """
     if time.monotonic() > deadline:
         raise Fault(f"{whom} did not come in time")

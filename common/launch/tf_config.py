@@ -56,8 +56,7 @@ def of_parameter_server(addresses: Sequence[str], server: str, rank: int) -> TFC
 def parse(text: str, strategy: str) -> TFConfig:
     """Parse a user's TF_CONFIG for a strategy.
 
-    Raises:
-        UserError: the text is not a TF_CONFIG, or is for another strategy.
+    Raises UserError if the text is not a TF_CONFIG, or is for another strategy.
     """
     content = _read(text)
     cluster = content["cluster"]
@@ -85,8 +84,7 @@ def parse(text: str, strategy: str) -> TFConfig:
 def num_processes(text: str) -> int:
     """Return the number of processes in TF_CONFIG, whatever the strategy; 1 if it is not set.
 
-    Raises:
-        UserError: the text is not a TF_CONFIG.
+    Raises UserError if the text is not a TF_CONFIG.
     """
     return sum(map(len, _read(text)["cluster"].values())) if text else 1
 
@@ -94,8 +92,7 @@ def num_processes(text: str) -> int:
 def find_placement(config: TFConfig, launched: Placement) -> Placement:
     """Return the placement that TF_CONFIG gives this process; a launcher's placement must agree with it.
 
-    Raises:
-        UserError: the launcher's rank or world size differs.
+    Raises UserError if the launcher's rank or world size differs.
     """
     members = config.members
     hosts = list(dict.fromkeys(_host(address) for _, _, address in members))
@@ -123,8 +120,7 @@ def find_placement(config: TFConfig, launched: Placement) -> Placement:
 def _read(text: str) -> dict:
     """Return the object in TF_CONFIG, with a cluster that maps roles to addresses.
 
-    Raises:
-        UserError: the text is not such an object.
+    Raises UserError if the text is not such an object.
     """
     try:
         content = json.loads(text)

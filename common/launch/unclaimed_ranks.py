@@ -33,13 +33,9 @@ def check_alone(
 ) -> None:
     """Refuse a process that would train independently although the environment shows signs of other ranks.
 
-    Args:
-        chosen: whether the user has chosen a strategy with one process, or one that starts its ranks itself. In the
-            shell of a Slurm allocation that is not a mistake, since no other process has been started yet.
-        to_train_alone: how a user asks for one process in a Slurm allocation for several, for the message.
-
-    Raises:
-        UserError: there are other ranks; the message names the sign.
+    `chosen` tells whether the user has chosen a strategy with one process, or one that starts its ranks itself; in the
+    shell of a Slurm allocation that is not a mistake, since no other process has been started yet. The message names
+    the sign, and `to_train_alone`: how a user asks for one process in a Slurm allocation for several.
     """
     num_processes = tf_config.num_processes(environ.get("TF_CONFIG", ""))
     if num_processes not in (1, placement.world_size):
@@ -53,10 +49,9 @@ def check_alone(
 
 
 def default_strategy(placement: Placement, strategies: Collection[str], environ: Mapping[str, str] = os.environ) -> str:
-    """Return the default of `--strategy`: Horovod on several ranks, or DDP under torchrun if Horovod is not installed.
+    """Return the default of `--strategy` among the framework's `strategies`.
 
-    Args:
-        strategies: names of the framework's strategies.
+    It is Horovod on several ranks, or DDP under torchrun if Horovod is not installed.
     """
     if placement.launcher == "torchrun" and "ddp" in strategies and importlib.util.find_spec("horovod") is None:
         return "ddp"

@@ -27,8 +27,7 @@ def read_number(
 ) -> int:
     """Read the whole number in the variable `name`.
 
-    Raises:
-        UserError: it is missing, not a number, or not from `minimum` to `maximum`; `remedy` tells what to do.
+    Raises UserError if it is missing, not a number, or not from `minimum` to `maximum`; `remedy` tells what to do.
     """
     text = environ.get(name)
     value = int(text) if text and _DIGITS.fullmatch(text) else None
@@ -41,8 +40,7 @@ def read_number(
 def read_address(name: str, port_name: str, environ: Mapping[str, str], *, remedy: str) -> tuple[str, int]:
     """Read the host and the port in two variables.
 
-    Raises:
-        UserError: one of them is missing or wrong; `remedy` tells what to do.
+    Raises UserError if one of them is missing or wrong; `remedy` tells what to do.
     """
     host = environ.get(name)
     if not host or not _ADDRESS.fullmatch(host):
@@ -53,8 +51,7 @@ def read_address(name: str, port_name: str, environ: Mapping[str, str], *, remed
 def read_num_threads(environ: Mapping[str, str]) -> int | None:
     """Read the number in OMP_NUM_THREADS, or the first of several for nested loops; None if it is not set.
 
-    Raises:
-        UserError: the value is not a number.
+    Raises UserError if the value is not a number.
     """
     text = environ.get("OMP_NUM_THREADS")
     if not text:
@@ -110,11 +107,7 @@ _INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse values that Horovod, Gloo or OpenMP would misread, or abort on.
-
-    Raises:
-        UserError: a variable is wrong; the message names the first one.
-    """
+    """Refuse values that Horovod, Gloo or OpenMP would misread, or abort on."""
     remedy = "correct it, or unset it"
     read_num_threads(environ)
     for name, (minimum, maximum) in _HOROVOD_NUMBERS.items():

@@ -36,11 +36,7 @@ def loaded_libraries() -> dict[str, list[str]]:
 
 
 def libraries_in(maps: str) -> dict[str, list[str]]:
-    """Return the files that each loaded library came from, in the order of `LIBRARIES`.
-
-    Args:
-        maps: content of /proc/PID/maps.
-    """
+    """Return the files that each loaded library came from, in the order of `LIBRARIES`; `maps` is /proc/PID/maps."""
     # Five columns and the path, which may contain spaces.
     rows = (line.split(maxsplit=5) for line in maps.splitlines())
     paths = {row[5].removesuffix(" (deleted)") for row in rows if len(row) == 6 and row[5].startswith("/")}

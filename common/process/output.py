@@ -63,9 +63,7 @@ def silence(stream: TextIO) -> None:
 def ending_output() -> Iterator[None]:
     """End the process when nothing more can be written to standard output while the block runs.
 
-    Raises:
-        SystemExit: the reader is gone.
-        UserError: the device is full, or cannot be written.
+    Raises SystemExit if the reader is gone, UserError if the device is full, or cannot be written.
     """
     with _guarding(_end):
         yield

@@ -31,14 +31,7 @@ def missing(*packages: str, by: str = "") -> str | None:
 
 
 def need(packages: Iterable[str], *, by: str = "") -> None:
-    """Refuse an environment without one of the packages.
-
-    Args:
-        by: what needs them, for the message.
-
-    Raises:
-        UserError: one is missing; the message has the command that installs it.
-    """
+    """Refuse an environment without one of the packages, with the command that installs it; `by` is what needs them."""
     if line := missing(*packages, by=by):
         raise UserError(line)
 
@@ -46,8 +39,7 @@ def need(packages: Iterable[str], *, by: str = "") -> None:
 def need_frameworks(frameworks: Iterable[str], *, horovod: bool = False, by: str = "") -> None:
     """Refuse an environment without one of the frameworks, or without Horovod if `horovod` is true.
 
-    Raises:
-        UserError: one is missing; the message has the command that installs it.
+    The message has the command that installs what is missing.
     """
     need([FRAMEWORK_PACKAGES[name] for name in frameworks], by=by)
     if horovod:
@@ -57,8 +49,7 @@ def need_frameworks(frameworks: Iterable[str], *, horovod: bool = False, by: str
 def imported(module: str) -> ModuleType:
     """Import a module.
 
-    Raises:
-        ImportError: a package that allstep can install is missing; the message has the command that installs it.
+    Raises ImportError, with the command that installs it, if a package that allstep can install is missing.
     """
     try:
         return importlib.import_module(module)

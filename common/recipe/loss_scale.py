@@ -35,10 +35,7 @@ class LossScale:
         """Return the loss scale after a step that used `scale`.
 
         Asynchronous steps may have been started with a larger scale before it was halved; their overflow does not
-        change the current scale.
-
-        Raises:
-            UserError: the scale cannot be halved any further.
+        change the current scale. Raises UserError if the scale cannot be halved any further.
         """
         if overflowed and scale > self.value:
             return replace(self, skipped_steps=self.skipped_steps + 1)

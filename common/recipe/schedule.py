@@ -34,13 +34,10 @@ Decay = Literal["constant", "step", "cosine", "poly", "linear", "plateau"]
 class Schedule:
     """Schedule of the learning rate and the global batch over a run.
 
-    The full learning rate is `base_lr` scaled to the global batch: by k = global batch / reference batch
-    (linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1), by its square root (sqrt:
-    Krizhevsky 2014, "One Weird Trick for Parallelizing Convolutional Neural Networks", section 5), or not
-    at all. The learning rate rises to it in the warm-up, and falls from it in the decay.
-
-    Raises:
-        UserError: a value is invalid; the message names it.
+    The full learning rate is `base_lr` scaled to the global batch: by k = global batch / reference batch (linear: Goyal
+    et al. 2017, "Accurate, Large Minibatch SGD", section 2.1), by its square root (sqrt: Krizhevsky 2014, "One Weird
+    Trick for Parallelizing Convolutional Neural Networks", section 5), or not at all. The learning rate rises to it in
+    the warm-up, and falls from it in the decay. Raises UserError, which names the value, if one is invalid.
     """
 
     base_lr: float
@@ -108,14 +105,11 @@ _COUNTS = {
 def make_schedule(
     config: TrainConfig, num_samples: int, global_batch_size: int, *, final_lr: float | None = None
 ) -> Schedule:
-    """Return the schedule that a run's flags describe.
+    """Return the schedule that a run's flags describe. Raises UserError if a flag of the schedule is wrong.
 
     Args:
         global_batch_size: the one of the flags, or of the checkpoint that is resumed.
         final_lr: replaces the value of the flag.
-
-    Raises:
-        UserError: a flag of the schedule is wrong.
     """
     flags = config.schedule
     ramp = () if flags.follows_noise else tuple(map(_ramp, flags.batch_ramp))
@@ -197,11 +191,8 @@ def grown(
     """Return the `batch_ramp` of --batch-ramp auto after an epoch: with one more doubling if the gradient noise scale
     is above the global batch, up to a bound.
 
-    A batch below the noise scale needs few samples more than the minimum (McCandlish et al. 2018, section 2.3).
-
-    Args:
-        ramp: the ramp before this epoch's end.
-        epoch: number of completed epochs.
+    A batch below the noise scale needs few samples more than the minimum (McCandlish et al. 2018, section 2.3). `epoch`
+    is the number of completed epochs, `ramp` the one before this epoch's end.
     """
     factor = 2 * (ramp[-1][1] if ramp else 1)
     largest = min(_MAX_GROWTH * schedule.global_batch_size, schedule.samples_per_epoch // _MIN_STEPS)
@@ -223,11 +214,8 @@ def dropped(
     gain since the one before.
 
     Keras' ReduceLROnPlateau with min_delta=0 has the same rule, and PyTorch's with threshold=0 and a patience that is
-    lower by one.
-
-    Args:
-        drops: the milestones before this epoch's end; any other decay has none.
-        epoch: number of completed epochs.
+    lower by one. `epoch` is the number of completed epochs, `drops` are the milestones before this one's end; any other
+    decay has none.
     """
     waited = min(epochs_without_gain, epoch - (drops[-1] if drops else 0))
     return (*drops, float(epoch)) if schedule.decay == "plateau" and waited >= patience else drops

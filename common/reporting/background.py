@@ -23,14 +23,7 @@ class Background(Reporter):
     """
 
     def __init__(self, flag: str, open_reporter: Callable[[], Reporter]) -> None:
-        """Open the reporter and wait until it is ready.
-
-        Args:
-            flag: name of the flag that selects the reporter, for messages.
-
-        Raises:
-            UserError: the reporter cannot be opened.
-        """
+        """Open the reporter that `flag` selects and wait until it is ready. Raises UserError if it cannot be opened."""
         self._flag = flag
         self._calls: queue.SimpleQueue[Callable[[Reporter], None] | None] = queue.SimpleQueue()
         opened: Future[None] = Future()

@@ -56,11 +56,7 @@ def output_dir_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path`, which stays unchanged if that fails.
-
-    Raises:
-        UserError: the disk is full, or cannot be written.
-    """
+    """Replace the file at `path`, unchanged if that fails. Raises UserError if the disk is full or read-only."""
     with output_dir_errors(path), write_atomically(path) as stream:
         stream.write(text.encode())
 

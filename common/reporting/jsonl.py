@@ -70,11 +70,8 @@ def _status(path: Path) -> os.stat_result | None:
 def rewind(path: Path, *, step: int, epoch: int) -> None:
     """Cut metrics.jsonl back to a checkpoint, so that a resumed run reports nothing twice.
 
-    Events that a killed run reported after saving the checkpoint are removed, at step 0 all events. A
-    file with lines that no run wrote is kept next to it.
-
-    Raises:
-        UserError: the file is not from a run, or cannot be read or written.
+    Events that a killed run reported after saving the checkpoint are removed, at step 0 all events. A file with lines
+    that no run wrote is kept next to it. Raises UserError if the file is not from a run, or cannot be read or written.
     """
     if not path.exists():
         return

@@ -57,10 +57,9 @@ def _digests_of_split(split: Split) -> dict[str, str]:
 
 
 def check_data(saved: Mapping[str, str], digests: Mapping[str, str]) -> None:
-    """Check that a data set is that of a checkpoint, as far as both have a digest; old checkpoints have none.
+    """Refuse another data set than that of a checkpoint, as far as both have a digest; old checkpoints have none.
 
-    Raises:
-        UserError: a part is another one; the message names it.
+    The message names the part that is another one.
     """
     for name, digest in digests.items():
         if saved.get(name, digest) == digest:

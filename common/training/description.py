@@ -98,8 +98,7 @@ class Description:
 def describe(config: TrainConfig, dataset: Dataset, *, framework: str, versions: Mapping[str, str]) -> Description:
     """Return the description of a run.
 
-    Raises:
-        UserError: the names of the classes are longer than a checkpoint holds.
+    Raises UserError if the names of the classes are longer than a checkpoint holds.
     """
     if sum(len(name.encode(errors="replace")) for name in dataset.class_names) > MAX_NAME_BYTES:
         raise UserError(f"the names of the classes have more than {MAX_NAME_BYTES} bytes in all; shorten them")
@@ -138,8 +137,7 @@ def described(dataset: Dataset) -> Description:
 def read_description(saved: Mapping[str, Any]) -> Description | None:
     """Return the description that a checkpoint has; None for checkpoints before format 3.
 
-    Raises:
-        UserError: it is damaged.
+    Raises UserError if it is damaged.
     """
     if not saved:
         return None
@@ -153,14 +151,9 @@ def read_description(saved: Mapping[str, Any]) -> Description | None:
 
 
 def check_same(before: Description, now: Description, *, advice: str, only: Callable[[str], bool] = bool) -> None:
-    """Refuse a data set whose samples are not those of a description.
+    """Refuse a data set whose samples are not those of a description, naming the first field that differs.
 
-    Args:
-        advice: what to do about it.
-        only: returns whether to compare a field of `Description`.
-
-    Raises:
-        UserError: a field differs; the message names the first one.
+    `advice` is what to do about it; `only` returns whether to compare a field of `Description`.
     """
     if only("classes") and before.classes and now.classes and before.classes != now.classes:
         raise UserError(f"{_classes_apart(before.classes, now.classes)}; {advice}")

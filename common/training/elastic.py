@@ -45,8 +45,7 @@ _PATIENCE_SECONDS = 10
 def check(config: TrainConfig, placement: Placement, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse --elastic in a job that its launcher does not restart, and an elastic job without the flag.
 
-    Raises:
-        UserError: flag and launcher do not fit; the message tells how to start an elastic job.
+    The message tells how to start an elastic job.
     """
     by_horovodrun = environ.get("HOROVOD_ELASTIC") == "1"
     if not config.parallel.elastic:
@@ -98,8 +97,7 @@ def with_newest_checkpoint(config: TrainConfig) -> TrainConfig:
 def train(config: TrainConfig, build: Callable[[], TrainingRun | None]) -> None:
     """Train to the end, with the ranks that exist at each moment.
 
-    Args:
-        build: forms the job again and returns its session; None in a process that has only served other ranks.
+    `build` forms the job again and returns its session; None in a process that has only served other ranks.
     """
     end_when_frozen(config.faults.fault_timeout)
     if config.strategy_name != "horovod":
@@ -177,13 +175,12 @@ CONNECTIONS = Connections()
 def form_anew(horovod: ModuleType, notifications: Any, placement: Placement) -> Placement:
     """Initialise Horovod with the ranks that exist now, and return this rank's placement among them.
 
+    Raises RanksLost if expected ranks are missing (try again), SystemExit if this host is no longer part of the job, or
+    is cut off from it.
+
     Args:
         horovod: `horovod.torch`, or the drop-in for Keras.
         notifications: Horovod's notification manager, with which to register `HOSTS`.
-
-    Raises:
-        RanksLost: expected ranks are missing; try again.
-        SystemExit: this host is no longer part of the job, or is cut off from it.
     """
     horovod.shutdown()  # orderly if no rank is lost, because all ranks do it
     CONNECTIONS.end()

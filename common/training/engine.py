@@ -61,11 +61,9 @@ class Run:
 def fit(run: Run) -> bool:
     """Train from the session's progress to the schedule's end; check, validate, report and save after every epoch.
 
-    Returns: whether the run has reached its end; if not, the ranks were asked to stop, and the current state is saved.
-
-    Raises:
-        UserError: a loss is not finite, or a checkpoint cannot be written.
-        Fault: the ranks have diverged, or a step failed; the message names the step.
+    The result tells whether the run has reached its end; if not, the ranks were asked to stop, and the current state is
+    saved. Raises UserError if a loss is not finite, or a checkpoint cannot be written; Fault, which names the step, if
+    the ranks have diverged or a step failed.
     """
     with _naming_the_step(run.progress_state, deterministic=run.session.config.same_bits):
         is_done = True
@@ -108,8 +106,7 @@ def _stops_early(session: TrainingRun) -> bool:
 def _train_epoch(run: Run) -> None:
     """Train from the session's progress to the end of its epoch, and update the progress.
 
-    Raises:
-        Stopped: the ranks were asked to stop.
+    Raises Stopped if the ranks were asked to stop.
     """
     session, progress_state = run.session, run.progress_state
     worker, progress = session.worker, session.progress

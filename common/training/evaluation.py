@@ -46,12 +46,11 @@ def evaluate(
 ) -> Evaluation:
     """Return the mean loss and the metrics; every sample counts once, whatever the number of ranks.
 
+    Raises Stopped if the ranks were asked to stop.
+
     Args:
         num_slices: with --slices, number of slices that a batch is cut into, each of which is evaluated separately.
         see: called with each part of this rank's that has samples, and its outputs.
-
-    Raises:
-        Stopped: the ranks were asked to stop.
     """
     collectives = worker.collectives
     # Each slice has a row to which only one rank adds, so no sum depends on the number of ranks.

@@ -43,15 +43,12 @@ class Metrics:
     """The metrics of a run."""
 
     def __init__(self, names: Sequence[str], dataset: Dataset, best_by: str, *, of_scores: bool = False) -> None:
-        """Build them.
+        """Build them. Raises UserError if one is in a user's file that cannot be imported or has none.
 
         Args:
             of_scores: whether outputs come as `Scores`; see `common.catalog.metrics.are_of_scores`.
             names: see `common.catalog.metrics.metrics_of`; the first one is in the epoch line.
             best_by: metric, or loss, by which checkpoints are compared.
-
-        Raises:
-            UserError: one is in a user's file that cannot be imported or has none.
         """
         self.metrics: tuple[Metric, ...] = tuple(_metric(name, dataset) for name in names)
         self._best_by, self.of_scores = best_by, of_scores
@@ -59,8 +56,7 @@ class Metrics:
     def score(self, loss: float, values: Mapping[str, Any]) -> float | None:
         """Return what is higher for the better checkpoint; None if it is not finite.
 
-        Raises:
-            UserError: the metric of --best-by is not a number.
+        Raises UserError if the metric of --best-by is not a number.
         """
         if self._best_by == LOSS:
             return -loss
@@ -80,11 +76,7 @@ class Metrics:
 
 
 def build_metrics(config: TrainConfig, dataset: Dataset) -> Metrics:
-    """Return the metrics of a run.
-
-    Raises:
-        UserError: a metric does not fit the targets, or see `Metrics`.
-    """
+    """Return the metrics of a run. Raises UserError if one does not fit the targets, and as `Metrics` does."""
     best_by = config.output.best_by or metric_of(dataset.task, config.loss)
     return Metrics(metrics_of(config, dataset), dataset, best_by, of_scores=are_of_scores(config, dataset))
 

@@ -34,12 +34,11 @@ def open_dataset(
 ) -> Dataset:
     """Prepare the data set on one rank of each host while the others wait, then open it on all ranks.
 
+    Raises UserError if the data set is unavailable, cannot be decoded as requested, or has fewer samples than ranks.
+
     Args:
         gpu: number of this rank's GPU, None for the CPU.
         own: data set passed by a user's program; replaces the one that a flag names.
-
-    Raises:
-        UserError: the data set is unavailable, cannot be decoded as requested, or has fewer samples than ranks.
     """
     if own is None:
         check_decoding_device(config.data.decode, gpu)

@@ -61,11 +61,7 @@ class Profiler(Protocol):
 
 
 def hooks_of(config: TrainConfig, placement: Placement, framework: str) -> Sequence[Hook]:
-    """Return the hook of --profile on the ranks that it names; none without the flag.
-
-    Raises:
-        UserError: --profile-ranks names a rank that does not exist.
-    """
+    """Return the hook of --profile on the ranks that it names, none without it; refuse ranks that do not exist."""
     output = config.output
     if output.profile is None:
         return ()

@@ -43,8 +43,7 @@ _MAX_EPOCHS_A_STEP = 100
 def check_early(config: TrainConfig) -> None:
     """Check the checkpoint of --resume or --init-from, as far as possible before a framework is imported.
 
-    Raises:
-        UserError: the checkpoint does not exist, is damaged, or the run cannot resume from it.
+    Raises UserError if it does not exist, is damaged, or the run cannot resume from it.
     """
     output = resolve_auto(config, OneRank()).output
     if output.init_from and is_weights_file(output.init_from):
@@ -66,15 +65,14 @@ def load(
 ) -> TrainState:
     """Load and check the state of --resume, or the weights of --init-from.
 
+    Raises UserError if the checkpoint does not exist, or the run cannot resume from it.
+
     Args:
         num_samples: number of training samples of the data set.
         shapes: see `common.training.worker.Worker.state_shapes`.
         warn: called with a line for each difference that is not an error.
         data: digests of the data set, see `data_digest`.
         description: of the run that resumes.
-
-    Raises:
-        UserError: the checkpoint does not exist, or the run cannot resume from it.
     """
     output = config.output
     if output.init_from:
@@ -95,13 +93,12 @@ def load_weights(
 ) -> TrainState:
     """Load the weights of a checkpoint or of a safetensors file, without what else it has.
 
+    Raises UserError if there are none, or they do not fit.
+
     Args:
         source: the arguments of `checkpoint.load`; the first may be a safetensors file.
         shapes: names and shapes of the weights, of which others are ignored; None to check nothing.
         averaged: take the moving averages (--ema) where there are any.
-
-    Raises:
-        UserError: there are none, or they do not fit.
     """
     if is_weights_file(Path(source[0])):
         arrays = {f"model/{name}": array for name, array in read_weights(Path(source[0])).items()}
@@ -126,8 +123,7 @@ _OTHER_DATA = "resume with the same data, or use --init-from for the weights alo
 def path_of(which: str, output_dir: Path | None) -> tuple[str, Path]:
     """Return `which` and the checkpoints directory of the run, in which `latest` and `best` are looked up.
 
-    Raises:
-        UserError: `which` is `latest` or `best`, and there is no output directory.
+    Raises UserError if `which` is `latest` or `best`, and there is no output directory.
     """
     if which in ("latest", "best") and output_dir is None:
         raise UserError(f"expected --output-dir with --resume {which}, received none; name the run's output directory")
@@ -140,11 +136,7 @@ def _weights_alone(named: Mapping[str, T]) -> dict[str, T]:
 
 
 def check_run(saved: TrainState | Manifest) -> None:
-    """Check all fields but the arrays for values that a run could have saved.
-
-    Raises:
-        UserError: a field is wrong; the message names the first one.
-    """
+    """Check all fields but arrays for values that a run could have saved; raises UserError for the first wrong one."""
     try:
         from_json(_Generators, saved.rng, "manifest.rng")
         schedule = _checked_schedule(saved.schedule)
@@ -162,13 +154,8 @@ def check_run(saved: TrainState | Manifest) -> None:
 def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
     """Check that flags agree with the checkpoint: a position needs the same order of samples, slots the same optimizer.
 
-    The user may change learning rate, momentum and weight decay.
-
-    Args:
-        saved: a state or manifest that `check_run` has accepted.
-
-    Raises:
-        UserError: a flag does not agree; the message names the first one.
+    The user may change learning rate, momentum and weight decay. `saved` is a state or manifest that `check_run` has
+    accepted. Raises UserError for the first flag that does not agree.
     """
     flags, defaults = config.flat(), TrainConfig().flat()
     order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
@@ -233,11 +220,7 @@ def _is_moved(dataset: str, before: str) -> bool:
 
 
 def check_samples(saved: TrainState | Manifest, num_samples: int) -> None:
-    """Check that the number of training samples is that of the checkpoint.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Refuse another number of training samples than that of the checkpoint."""
     if num_samples != saved.schedule["samples_per_epoch"]:
         raise UserError(
             f"expected {saved.schedule['samples_per_epoch']} training samples as the checkpoint has, received "

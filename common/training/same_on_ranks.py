@@ -24,19 +24,14 @@ from allstep.common.training.earlier_run import resolve_auto
 def agreed(config: TrainConfig, collectives: Collectives) -> TrainConfig:
     """Compare the flags of all ranks, and return them with --resume auto resolved (see `resolve_auto`).
 
-    Raises:
-        UserError: a flag is not the same on all ranks.
+    Raises UserError if a flag is not the same on all ranks.
     """
     check_same_flags(_gathered(flags_of(config), collectives))
     return resolve_auto(config, collectives)
 
 
 def check_same_data(dataset: Dataset, collectives: Collectives) -> None:
-    """Compare the data sets of all ranks.
-
-    Raises:
-        UserError: they are not the same on all ranks.
-    """
+    """Refuse data sets that are not the same on all ranks."""
     if collectives.world_size == 1:
         return
     found = {

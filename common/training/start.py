@@ -39,12 +39,9 @@ class Strategies(Protocol):
 def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[TrainConfig, Placement]:
     """Return a run's configuration, from this process's command line or from `argv`, and this rank's placement.
 
-    --help and errors in the flags are printed before NumPy or the framework is imported.
-
-    Raises:
-        UserError: a flag is wrong, or the run cannot be as configured.
-        SystemExit: this process has nothing to train: it has printed --help or the strategies, or the ranks that it
-            started have ended.
+    --help and errors in the flags are printed before NumPy or the framework is imported. Raises UserError if a flag is
+    wrong, or the run cannot be as configured; SystemExit if this process has nothing to train: it has printed --help or
+    the strategies, or the ranks that it started have ended.
     """
     placement = find_placement()
     config = parse(strategies.STRATEGIES, placement, argv)

@@ -36,8 +36,7 @@ class StartedStep:
     def loss_sum(self) -> float:
         """Wait for the device, and return the sum of the losses of this rank's samples.
 
-        Raises:
-            UserError: the sum is not finite.
+        Raises UserError if the sum is not finite.
         """
         # With --slices, rank 0 has the losses of all samples.
         loss_sum = float(self.result) if self.batch.num_samples or self.batch.slices else 0.0

@@ -37,11 +37,7 @@ class Trained:
 
     @property
     def description(self) -> Description:
-        """Description of what the run was trained on.
-
-        Raises:
-            UserError: it is not known.
-        """
+        """Description of what the run was trained on. Raises UserError if it is not known."""
         if self.described is None:
             raise UserError(
                 f"{self.run} does not say what its classes and samples are: it is "
@@ -58,11 +54,8 @@ class Trained:
 def open_trained(run: Path, which: str | None = None) -> Trained:
     """Read what is known of a run but its weights.
 
-    Args:
-        which: latest, best or the name of a checkpoint; latest by default.
-
-    Raises:
-        UserError: there is none, or it is damaged.
+    `which` is latest (the default), best or the name of a checkpoint. Raises UserError if there is none, or it is
+    damaged.
     """
     if is_weights_file(run):
         if which is not None:

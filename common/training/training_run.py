@@ -105,13 +105,10 @@ class TrainingRun:
         """Train as configured, from the start or from a checkpoint; only rank 0 reads and writes files.
 
         The ranks watch each other meanwhile. SIGTERM, SIGUSR1 or SIGHUP to any rank stops all of them at the same
-        point, with a checkpoint.
-
-        Returns: whether training is done; if not, an elastic job's hosts have changed, and it must be formed again.
-
-        Raises:
-            UserError: the output directory cannot be written, or the checkpoint cannot be resumed.
-            Fault: the run cannot go on, or was stopped without an output directory to save to.
+        point, with a checkpoint. The result tells whether training is done; if not, an elastic job's hosts have
+        changed, and it must be formed again. Raises UserError if the output directory cannot be written, or the
+        checkpoint cannot be resumed; Fault if the run cannot go on, or was stopped without an output directory to save
+        to.
         """
         progress_state, placement, config = ProgressState(), self.placement, self.config
         with self._watched(progress_state) as ask_to_stop:
@@ -135,11 +132,7 @@ class TrainingRun:
     def evaluate(self, see: Callable[[Batch, np.ndarray], None]) -> Evaluation:
         """Evaluate the worker's weights on the validation samples, while the ranks watch each other.
 
-        Args:
-            see: see `evaluation.evaluate`.
-
-        Raises:
-            Fault: the ranks were asked to stop.
+        `see` is that of `evaluation.evaluate`. Raises Fault if the ranks were asked to stop.
         """
         progress_state, metrics = ProgressState(), self.validation_metrics
         batch = self.config.global_batch_size(self.worker.collectives.world_size)
@@ -276,8 +269,7 @@ def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState |
 def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
     """Restore the growth of the global batch under --batch-ramp auto, which follows the gradient noise scale.
 
-    Raises:
-        UserError: there is only one part of a batch, so the noise scale cannot be measured.
+    Raises UserError if there is only one part of a batch, so the noise scale cannot be measured.
     """
     if not worker.num_parts:
         raise UserError(

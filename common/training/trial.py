@@ -66,6 +66,8 @@ def try_passes(
 ) -> tuple[Any, PassState]:
     """Run a network in training and look at what passes change; its state is another one afterwards.
 
+    The result is the outputs of the first pass, and what was found.
+
     Args:
         run: makes a pass, always with the same random numbers: on two samples, or on the first of them and another;
             returns the outputs as an array, or as something else that cannot be compared.
@@ -125,9 +127,8 @@ class TrialCheck(Hook):
     def on_start(self, session: TrainingRun) -> None:
         """Check passes and resuming.
 
-        Raises:
-            UserError: parts of a batch would change a state that one pass changes by the whole batch, or a resumed run
-                would begin with another state than the run before ended with.
+        Raises UserError if parts of a batch would change a state that one pass changes by the whole batch, or a resumed
+        run would begin with another state than the run before ended with.
         """
         config, placement, state = session.config, session.placement, self._state
         num_parts = config.parallel.num_slices or placement.world_size * config.parallel.accumulate_steps

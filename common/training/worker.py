@@ -67,8 +67,7 @@ class Worker(Protocol):
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
         """Start one optimizer step on the global batch of which `batch` is this rank's slice.
 
-        Args:
-            loss_scale: see `common.recipe.loss_scale`; always 1 without --precision fp16.
+        `loss_scale` (`common.recipe.loss_scale`) is 1 without --precision fp16.
         """
         ...
 

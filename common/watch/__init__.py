@@ -43,15 +43,13 @@ def watching(
 ) -> Iterator[Callable[[str], None]]:
     """Watch the run while the block runs; all ranks enter it together.
 
-    The block gets a function that makes all ranks stop at the same point; its argument is the notice to report.
+    The block gets a function that makes all ranks stop at the same point; its argument is the notice to report. Raises
+    RanksLost if rank 0 cannot be reached, or ranks of an elastic job were lost without the block noticing.
 
     Args:
         collectives: collectives of all ranks of `placement`; None to watch this rank by itself.
         tensors: returns the names of the tensors that this rank waits for, if the strategy knows them.
         sever: closes the connections of an elastic job, so that the training loop notices that ranks are lost.
-
-    Raises:
-        RanksLost: rank 0 cannot be reached, or ranks of an elastic job were lost without the block noticing.
     """
     world_size = placement.world_size if collectives else 1
     monitor, relay, first_host = None, None, socket.gethostname()

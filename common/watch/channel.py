@@ -49,8 +49,7 @@ class Channel:
     def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived.
 
-        Raises:
-            EOFError: the connection is closed, or a message is too long.
+        Raises EOFError if the connection is closed, or a message is too long.
         """
         try:
             data = self._connection.recv(1 << 16)

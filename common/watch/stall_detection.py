@@ -163,9 +163,8 @@ def report_lost(lost: Sequence[Seen], world_size: int, step: int, seconds: float
 def report_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[str]], stacks: Mapping[int, str]) -> str:
     """Return the report about a stall: missing ranks with their stacks, and waiting ranks with what they wait for.
 
-    Args:
-        tensors: names of the tensors that a rank waits for, for each rank that knows them.
-        stacks: Python stacks by rank.
+    `tensors` are the names of those that a rank waits for, for each rank that knows them; `stacks` are Python stacks by
+    rank.
     """
     first = stall.missing[0]
     step = max(seen.step for seen in stall.missing)

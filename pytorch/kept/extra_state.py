@@ -20,11 +20,7 @@ class Unknown(Exception):
 
 
 def encode(value: Any) -> torch.Tensor:
-    """Return a value as bytes (uint8).
-
-    Raises:
-        Unknown: it holds a value of another type than those that `decode` returns.
-    """
+    """Return a value as bytes (uint8). Raises Unknown if it holds a value of a type that `decode` does not return."""
     return torch.frombuffer(bytearray(json.dumps(_plain(value)).encode()), dtype=torch.uint8)
 
 
@@ -37,11 +33,7 @@ def check(value: Any) -> None:
 
 
 def decode(tensor: torch.Tensor) -> Any:
-    """Return the value that `encode` took.
-
-    Raises:
-        UserError: the bytes are damaged.
-    """
+    """Return the value that `encode` took. Raises UserError if the bytes are damaged."""
     try:
         return _restored(strict_json.loads(tensor.numpy(force=True).tobytes()))
     except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -114,11 +114,7 @@ def load(network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check(network: nn.Module, model: str) -> None:
-    """Refuse a network whose state cannot be kept, or whose parameters cannot be trained as they are.
-
-    Raises:
-        UserError: names the entry.
-    """
+    """Refuse a network with state that cannot be kept, or parameters that cannot be trained as they are, by name."""
     for name, parameter in network.named_parameters():
         if nn.parameter.is_lazy(parameter):
             return  # it gets a type in its first pass, after which the network is checked again

@@ -52,12 +52,10 @@ def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def norms(
     parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor], sliced: bool = False
 ) -> list[torch.Tensor]:
-    """Return the norms of the whole tensors of each list, sharded over ranks like `parameters`.
+    """Return the norms of the whole tensors of each list, sharded over ranks like `parameters`, as one tensor a list.
 
-    They are one tensor a list. All ranks that have shards call it.
-
-    Args:
-        sliced: with --slices: no bit may depend on how the tensors are cut, so that shards are gathered before.
+    All ranks that have shards call it. With --slices (`sliced`) no bit may depend on how the tensors are cut, so that
+    shards are gathered before.
     """
     in_parts = is_sharded(parameters[0])
     if in_parts and sliced:

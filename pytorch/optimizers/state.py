@@ -106,11 +106,7 @@ class OwnState:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take that step.
-
-        Raises:
-            UserError: names what the optimizer remembers and cannot be kept.
-        """
+        """Take that step. Raises UserError, which names it, if the optimizer remembers what cannot be kept."""
         self._optimizer, self._kind = optimizer, type(optimizer).__name__
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         weights, options = [parameter.detach().clone() for parameter in parameters], _options(optimizer)

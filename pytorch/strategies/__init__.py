@@ -28,8 +28,7 @@ STRATEGIES = tuple(registry.STRATEGIES["pytorch"])
 def check(config: TrainConfig, placement: Placement) -> None:
     """Refuse what the chosen strategy cannot do, before any rank has spent time on importing PyTorch.
 
-    Raises:
-        UserError: the launcher does not serve the strategy, or a flag was given that it would not look at.
+    Raises UserError if the launcher does not serve the strategy, or a flag was given that it would not look at.
     """
     check_flags(config, "pytorch")
     check_variables(os.environ)

@@ -22,11 +22,8 @@ Reduce = Callable[[torch.Tensor, str], torch.Tensor]
 def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, *, wanted: bool) -> None:
     """Have batch norms of `network` normalise over all ranks; each stays the same object with all that belongs to it.
 
-    Args:
-        wanted: whether all are to, or those alone that a network brings as torch's SyncBatchNorm.
-
-    Raises:
-        UserError: a subclass of batch norm computes something of its own.
+    They are all if `wanted`, else those alone that a network brings as torch's SyncBatchNorm. Raises UserError if a
+    subclass of batch norm computes something of its own.
     """
     for name, module in network.named_modules():
         if isinstance(module, BatchNorm) and (wanted or isinstance(module, torch.nn.SyncBatchNorm)):

@@ -211,8 +211,7 @@ class SameLayers:
     def end_pass(self) -> None:
         """End a training pass, in whose backward part --recompute uses layers again.
 
-        Raises:
-            UserError: this rank has not used those of the first one.
+        Raises UserError if this rank has not used the layers of the first pass.
         """
         if self._ranks.world_size > 1:
             self._see(_END)
@@ -221,8 +220,7 @@ class SameLayers:
     def check_gradients(self) -> None:
         """Compare which parameters have no gradient before the optimizer sees the others.
 
-        Raises:
-            UserError: they are not those of the first step, or of another rank.
+        Raises UserError if they are not those of the first step, or of another rank.
         """
         missing = [one.requires_grad and one.grad is None for one in self._parameters.values()]
         if self._missing is None:

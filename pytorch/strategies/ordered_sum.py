@@ -38,8 +38,7 @@ class Exchange(Protocol):
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         """Return the elements that each rank has sent to this one, in the order of ranks.
 
-        Args:
-            sent: to rank 0, rank 1, ..., as many elements to each.
+        As many elements are `sent` to each: to rank 0, rank 1, ...
         """
         ...
 
@@ -68,14 +67,10 @@ class OrderedSum(SumPlan):
         return self.begin(partial, 0)()()
 
     def begin(self, partial: Mapping[Node, torch.Tensor], number: int) -> Callable[[], Wait]:
-        """Begin the sum over all slices.
+        """Begin the sum over all slices, and return what goes on with it before the next one begins.
 
-        Args:
-            partial: this rank's `TreeSum.partial`: vectors of one size, with padding.
-            number: see `Exchange`.
-
-        Returns: what goes on with it before the next one begins, which all ranks do in one order; it returns what waits
-            for the sum.
+        All ranks do that in one order; it returns what waits for the sum. `partial` is this rank's `TreeSum.partial`:
+        vectors of one size, with padding. `number` is that of `Exchange`.
         """
         if self._exchange is None:
             return lambda: lambda: partial[0, self.num_slices]

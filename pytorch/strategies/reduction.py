@@ -96,8 +96,7 @@ class Ordered(Reduction):
     ) -> None:
         """`megabytes` make a bucket full: the first one, ..., and all others.
 
-        Raises:
-            UserError: a weight is complex.
+        Raises UserError if a weight is complex.
         """
         super().__init__(network, optimizer)
         if name := next((name for name, one in network.named_parameters() if one.is_complex()), None):
@@ -204,9 +203,7 @@ def _pieces(tensors: Iterable[torch.Tensor], part_size: int) -> Iterator[torch.T
 def _cut(num_bytes: Sequence[int], megabytes: Sequence[float]) -> Iterator[slice]:
     """Yield the parameters of each bucket, the last ones first, as a backward pass comes to them.
 
-    Args:
-        num_bytes: of each parameter.
-        megabytes: see `Ordered`.
+    `num_bytes` has the size of each parameter; `megabytes` is that of `Ordered`.
     """
     limits = itertools.chain(megabytes, itertools.repeat(megabytes[-1]))
     end, limit, size = len(num_bytes), next(limits) * 2**20, 0

@@ -27,11 +27,9 @@ class InStep(keras.callbacks.Callback):
     """Refuses to train replicas that would diverge, and compares them at the end of each epoch.
 
     `fit_guard` compares them at the start and the end of `fit` as well. Several callbacks of one `fit` compare only
-    once: they share their state in the `params` that Keras passes to all.
-
-    Raises:
-        ValueError: at the start, if the model's optimizer is not distributed.
-        RuntimeError: weights or optimizer state differ between ranks (see `horovod_replicas`).
+    once: they share their state in the `params` that Keras passes to all. Raises ValueError at the start if the model's
+    optimizer is not distributed, RuntimeError if weights or optimizer state differ between ranks (see
+    `horovod_replicas`).
     """
 
     model: keras.Model

@@ -136,9 +136,8 @@ class Distributed(Specialised):
     def register_local_var(self, var: Any) -> None:
         """Exclude `var` from the reduction, so that each rank trains it separately.
 
-        Raises:
-            ValueError: the optimizer has `global_clipnorm` or loss scaling, whose decisions for the shared variables
-                depend on all gradients and would differ between ranks.
+        Raises ValueError if the optimizer has `global_clipnorm` or loss scaling, whose decisions for the shared
+        variables depend on all gradients and would differ between ranks.
         """
         if self.global_clipnorm or isinstance(self, keras.optimizers.LossScaleOptimizer):
             raise ValueError("Local variables cannot be combined with `global_clipnorm` or LossScaleOptimizer.")
@@ -147,9 +146,8 @@ class Distributed(Specialised):
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduce `grads` over the ranks, then apply them as Keras does.
 
-        Raises:
-            NotImplementedError: it is called in code that XLA compiles, which has no kernels for Horovod's operations,
-                or for float8 variables.
+        Raises NotImplementedError if it is called in code that XLA compiles, which has no kernels for Horovod's
+        operations, or for float8 variables.
         """
         variables = list(trained_variables(self) if trainable_variables is None else trainable_variables)
         if xla.hand_out(self, grads, variables):
@@ -234,8 +232,7 @@ def saved_entry(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
 def distribute_again(optimizer: keras.optimizers.Optimizer, saved: Any, **options: Any) -> None:
     """Distribute a plain optimizer with the arguments in `saved`, updated by `options`.
 
-    Raises:
-        ValueError, TypeError, NotImplementedError: as `DistributedOptimizer`, or `saved` is incomplete or malformed.
+    Raises as `DistributedOptimizer` does, ValueError or TypeError also if `saved` is incomplete or malformed.
     """
     known = arguments(saved)
     if lost := [name for name in saved["lost"] if name not in options]:

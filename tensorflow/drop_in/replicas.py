@@ -96,11 +96,9 @@ def rank_local_variables(model: keras.Model, local_variables: set[Any]) -> set[A
 def check_replicas(model: keras.Model, local_variables: set[Any], moment: str) -> None:
     """Compare the model's replicas over the ranks, by 64 bits of each variable.
 
-    local_variables: `tf.Variable.ref()` of weights that may differ, in addition to those that the optimizers know.
-    moment: the moment, for the message: "after epoch 1".
-
-    Raises:
-        RuntimeError: two ranks differ; every rank raises it, with the ranks and the first variable that differs.
+    `local_variables` are `tf.Variable.ref()` of weights that may differ, in addition to those that the optimizers know;
+    `moment` is for the message: "after epoch 1". Raises RuntimeError, on every rank and with the ranks and the first
+    variable that differs, if two ranks differ.
     """
     optimizers = optimizers_of(model)
     own = rank_local_variables(model, local_variables)
@@ -132,8 +130,7 @@ def check_replicas(model: keras.Model, local_variables: set[Any], moment: str) -
 def check_constants(model: keras.Model, moment: str, process_set: ProcessSet) -> None:
     """Compare what layers hold beside their variables (`derived_state`).
 
-    Raises:
-        ValueError: ranks differ, or have different layers; all ranks raise it, and it names layer and attribute.
+    Raises ValueError, on all ranks and with layer and attribute, if ranks differ, or have different layers.
     """
     # Names count the layers of a process, so they may differ; positions do not.
     mine = [(type(layer).__name__, *rest, layer.name) for layer, *rest in constants_of(model)]

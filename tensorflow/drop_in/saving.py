@@ -50,8 +50,7 @@ class Undistributed(Specialised):
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Apply `grads` as Keras does.
 
-        Raises:
-            RuntimeError: there are several ranks, or gradients that were summed before would be averaged.
+        Raises RuntimeError if there are several ranks, or gradients that were summed before would be averaged.
         """
         if num_ranks() > 1 or self._entry.get("backward_passes_per_step", 1) != 1:
             raise RuntimeError(
@@ -93,8 +92,7 @@ def entry(reduction: GradientReduction) -> dict[str, Any]:
 def arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `DistributedOptimizer` in an entry, without those that are lost.
 
-    Raises:
-        ValueError: the argument is not an entry.
+    Raises ValueError if the argument is not an entry.
     """
     try:
         known = {name: value for name, value in entry.items() if name != "lost" and name not in entry["lost"]}

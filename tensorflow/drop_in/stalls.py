@@ -29,9 +29,7 @@ def limit_stalls(placement: Placement, seconds: int) -> None:
 
     Horovod reads the limit when it is initialised; a user's variable takes precedence. The ranks that wait then raise
     an error where they stand, and the launcher ends the others by SIGTERM, upon which they print where they stand.
-
-    Raises:
-        UserError: the limit is no whole number of seconds.
+    Raises UserError if the limit is no whole number of seconds.
     """
     if placement.world_size == 1 or is_elastic() or os.environ.get(_NO_CHECK, "0") not in ("", "0"):
         return

@@ -38,12 +38,9 @@ class SecondStep:
         self._count: tf.Variable | None = None
 
     def compare(self, variables: Sequence[Any], process_set: ProcessSet, name: str) -> list[tf.Tensor]:
-        """Count a step, and compare `variables` if it is the second.
+        """Count a step, and compare `variables` if it is the second; return what is to wait for in a graph.
 
-        Returns: what is to wait for in a graph.
-
-        Raises:
-            RuntimeError: ranks have other values; in a graph, a `tf.errors.OpError` with its line.
+        Raises RuntimeError, in a graph a `tf.errors.OpError` with its line, if ranks have other values.
         """
         if _guarded or not variables:
             return []

@@ -93,10 +93,8 @@ class BatchNorm(layers.Layer):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, float | tf.Tensor]:
         """Normalise samples in training by their mean and variance; --sync-batch-norm replaces this method.
 
-        Args:
-            counts: see `counted`.
-
-        Returns: the normalised values, their mean and unbiased variance, and the weight of these two.
+        The result is the normalised values, their mean and unbiased variance, and the weight of these two. For `counts`
+        see `counted`.
         """
         return *self._fused(inputs), counts
 

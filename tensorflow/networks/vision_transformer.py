@@ -45,8 +45,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
 def block(values: _Tensor, name: str, *, num_heads: int, causal: bool = False) -> _Tensor:
     """Apply self-attention and two fully connected layers, each with a layer norm before it and a residual connection.
 
-    Args:
-        causal: whether a token attends only to itself and earlier tokens.
+    If `causal`, a token attends only to itself and earlier tokens.
     """
     width = values.shape[-1]
     values = values + _attention(layer_norm(values, f"{name}.norm1"), f"{name}.attn", num_heads, causal=causal)

@@ -32,11 +32,8 @@ State = Iterator[tuple[str, CanonicalWeight, keras.Variable]]
 def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights: Sequence[CanonicalWeight]) -> State:
     """Yield the part of a checkpoint whose names begin with `optimizer/`.
 
-    Args:
-        weights: have gradients, in the model's order.
-
-    Raises:
-        UserError: names what the optimizer remembers and cannot be kept.
+    `weights` have gradients, in the model's order. Raises UserError, which names it, if the optimizer remembers what
+    cannot be kept.
     """
     if flags.optimizer == OWN_OPTIMIZER:
         yield from _local_state(optimizer, {weight.variable.path: weight for weight in weights})

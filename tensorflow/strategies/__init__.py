@@ -27,8 +27,8 @@ STRATEGIES = tuple(registry.STRATEGIES["tensorflow"])
 def check(config: TrainConfig, placement: Placement) -> None:
     """Refuse what the chosen strategy cannot do, before any rank has spent time on importing TensorFlow.
 
-    Raises:
-        UserError: the launcher or TF_CONFIG does not serve the strategy, or a flag was given that it would not look at.
+    Raises UserError if the launcher or TF_CONFIG does not serve the strategy, or a flag was given that it would not
+    look at.
     """
     check_flags(config, "tensorflow")
     check_variables(os.environ)

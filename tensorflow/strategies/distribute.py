@@ -105,8 +105,7 @@ class LocalDevices(DistributedStrategy):
 def local_devices(num_devices: int | None) -> list[str]:
     """Names of the devices to use: the first `num_devices` visible GPUs, or all; without GPUs the CPU cut into as many.
 
-    Raises:
-        UserError: there are fewer GPUs.
+    Raises UserError if there are fewer GPUs.
     """
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:

@@ -51,8 +51,7 @@ class Exchange(Protocol):
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         """Return the elements that each rank has sent to this one, in the order of ranks.
 
-        Args:
-            sent: to rank 0, rank 1, ..., as many elements to each.
+        As many elements are `sent` to each: to rank 0, rank 1, ...
         """
         ...
 
@@ -74,11 +73,7 @@ class OrderedSum(SumPlan):
         self._exchange = exchange
 
     def __call__(self, partial: Mapping[Node, tf.Tensor]) -> tf.Tensor:
-        """The sum over all slices.
-
-        Args:
-            partial: this rank's `TreeSum.partial`: vectors of one size, with padding.
-        """
+        """Return the sum over all slices; `partial` is this rank's `TreeSum.partial`: vectors of one size, padded."""
         if self._exchange is None:
             return partial[0, self.num_slices]
         own = [partial[node] for node in self.nodes[self.rank]]

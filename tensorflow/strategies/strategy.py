@@ -39,11 +39,7 @@ Start = Callable[[Batch, float, float], StepResult]
 
 @contextlib.contextmanager
 def before_tensorflow_starts() -> Iterator[None]:
-    """Turn TensorFlow's refusals after it has started into a message for the program that started it.
-
-    Raises:
-        UserError: it has started.
-    """
+    """Turn TensorFlow's refusals after it has started into a message for the program that started it."""
     try:
         yield
     except RuntimeError as error:
@@ -54,11 +50,7 @@ def before_tensorflow_starts() -> Iterator[None]:
 
 
 def share_cores(placement: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
-    """Give TensorFlow this rank's share of the host's cores.
-
-    Raises:
-        UserError: it has started with another one.
-    """
+    """Give TensorFlow this rank's share of the host's cores. Raises UserError if it has started with another one."""
     threads = threads_per_rank(placement, slices=slices)
     with before_tensorflow_starts():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -121,8 +113,7 @@ class Strategy(BaseStrategy):
     ) -> Start:
         """Have a step run on every device of this process, each with its part of the batch.
 
-        Args:
-            set_learning_rate: called before each step.
+        `set_learning_rate` is called before each step.
         """
 
         def traced(

@@ -62,8 +62,7 @@ def costs_of(rows: Sequence[Row]) -> Costs | None:
 def recommend(costs: Costs, network: str, step_ms: float) -> Recommendation:
     """Return the fastest candidate for a network, with simulated step times.
 
-    Raises:
-        UserError: the network is not known.
+    Raises UserError if the network is not known.
     """
     known = known_networks()
     if network not in known:

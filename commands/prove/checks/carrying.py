@@ -17,9 +17,8 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...]) -> bool:
     """Return whether a collective may carry what a call has computed; True if the text does not tell.
 
-    Args:
-        source: lines of the script that were being run at the call, from the innermost to the outermost.
-        sink: such lines at the collective.
+    `source` are the lines of the script that were being run at the call, from the innermost to the outermost; `sink`
+    are such lines at the collective.
     """
     calls, ends = _numbers(source), _numbers(sink)
     while calls and ends and calls[-1] == ends[-1]:

@@ -84,8 +84,7 @@ def _same_draws(run: Run) -> tuple[Forward, str] | None:
 def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
     """Return the buffers that differ between ranks in training, by the line of a model's call.
 
-    Args:
-        are_constant: return those that no call changes and ranks are to have alike; else the others.
+    They are those that no call changes and ranks are to have alike if `are_constant`; else the others.
     """
     found: dict[str, list[str]] = {}
     begin = 2 if run.library == "horovod.tensorflow" else 1  # Keras' callbacks broadcast after the first step

@@ -47,10 +47,8 @@ class Progress:
     def end_step(self, replica: int, optimizer: int, size: tuple[bool, int] = (False, 0)) -> bool:
         """Count a step of an optimizer, and return whether enough was observed.
 
-        The largest optimizer that a wrapper covers decides, since all ranks have it, while some may have others.
-
-        Args:
-            size: whether a wrapper averages the optimizer's gradients, and its number of values.
+        The largest optimizer that a wrapper covers decides, since all ranks have it, while some may have others. `size`
+        tells whether a wrapper averages the optimizer's gradients, and its number of values.
         """
         self._num_steps[replica][optimizer] += 1
         if replica:

@@ -19,8 +19,7 @@ class UnobservableError(Exception):
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """Return the bytes of a tensor of any type as a uint8 array (samples, bytes).
 
-    Raises:
-        UnobservableError: the tensor has no values, or is a shard.
+    Raises UnobservableError if the tensor has no values, or is a shard.
     """
     with torch.no_grad():
         values = dense(tensor.detach()).to("cpu").contiguous()
@@ -63,8 +62,7 @@ def _inspected(tensor: torch.Tensor) -> torch.Tensor:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of any kind as a dense one.
 
-    Raises:
-        UnobservableError: the tensor has no values, or is a shard.
+    Raises UnobservableError if the tensor has no values, or is a shard.
     """
     if tensor.is_meta:
         raise UnobservableError("tensors on the meta device have no values")

@@ -65,8 +65,7 @@ class Drawing:
     def save(self, path: Path) -> Drawing:
         """Write PATH.svg and PATH.png; return the drawing with the name of its file.
 
-        Raises:
-            OSError: the files cannot be written.
+        Raises OSError if the files cannot be written.
         """
         with write_atomically(path.with_suffix(".svg")) as stream:
             stream.write(_svg(self.canvas, facecolor="white").encode())

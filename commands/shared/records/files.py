@@ -63,11 +63,7 @@ def write(path: Path, result: Result) -> None:
 
 
 def write_output(path: Path, result: Result) -> None:
-    """Write a result to the user's file.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a result to the user's file. Raises UserError if the file cannot be written."""
     try:
         write(path, result)
     except OSError as error:
@@ -89,11 +85,8 @@ def output_file(text: str) -> Path:
 def read(kind: type[ResultT], path: Path) -> ResultT:
     """Read the result in a file.
 
-    Raises:
-        OSError: the file cannot be read.
-        NotJson: the file is half-written, or no JSON.
-        OtherFormat: the file is of another kind or of another version.
-        Mismatch: the content does not have the shape of the format.
+    Raises OSError if it cannot be read, NotJson if it is half-written or no JSON, OtherFormat if it is of another kind
+    or of another version, Mismatch if the content does not have the shape of the format.
     """
     content = load(path)
     check_version(kind, content)
@@ -103,8 +96,7 @@ def read(kind: type[ResultT], path: Path) -> ResultT:
 def read_input(kind: type[ResultT], path: Path) -> ResultT:
     """Read a result file that a user named.
 
-    Raises:
-        UserError: the file is missing, half-written, of another kind, of another version or of another shape.
+    Raises UserError if it is missing, half-written, or of another kind, version or shape.
     """
     try:
         return read(kind, path)
@@ -119,9 +111,7 @@ def read_input(kind: type[ResultT], path: Path) -> ResultT:
 def load(path: Path) -> Any:
     """Read the JSON in an untrusted file.
 
-    Raises:
-        OSError: the file is not regular, is larger than any result, or cannot be read.
-        NotJson: the file is no JSON.
+    Raises OSError if it is not regular, is larger than any result, or cannot be read; NotJson if it is no JSON.
     """
     return strict_json.loads(read_regular(path, maximum=_LARGEST_FILE))
 
@@ -136,11 +126,7 @@ def formats(kind: type[Result]) -> tuple[str, ...]:
 
 
 def check_version(kind: type[Result], content: Any) -> None:
-    """Check that JSON declares this kind and version.
-
-    Raises:
-        OtherFormat: it does not.
-    """
+    """Check that JSON declares this kind and version. Raises OtherFormat if it does not."""
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
     if found is None or found[0] not in formats(kind) or found[1] != kind.VERSION:
         received = brief(found) if found else type(content).__name__

@@ -87,14 +87,9 @@ _KINDS = {"start": Start, "step": Step, "epoch": Epoch, "end": End}
 
 
 def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Events:
-    """Read the events of a run.
+    """Read the events of a run; `redact` hides secrets in a line's JSON.
 
-    Args:
-        redact: hides secrets in a line's JSON.
-
-    Raises:
-        OSError: the file cannot be read.
-        Mismatch: a line is no event, or lacks a field.
+    Raises OSError if the file cannot be read, Mismatch if a line is no event, or lacks a field.
     """
     found: dict[str, list[Any]] = {name: [] for name in _KINDS}
     num_broken = 0
@@ -114,9 +109,7 @@ def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Event
 def read_points(path: Path, names: Collection[str]) -> tuple[dict[str, float], ...]:
     """Read the numbers with these names from each event; leave out events without any.
 
-    Raises:
-        OSError: the file cannot be read.
-        Mismatch: a line is no JSON object.
+    Raises OSError if the file cannot be read, Mismatch if a line is no JSON object.
     """
     found = []
     for number, line in enumerate(read_regular(path, maximum=_LARGEST_FILE).splitlines()):

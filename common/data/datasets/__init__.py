@@ -34,10 +34,7 @@ def prepare(config: DataConfig) -> None:
     """Download, verify and unpack the data set's files unless that was done before.
 
     One rank of each host calls it while the others wait; then `load` works on all of them. It may run in several
-    processes at once.
-
-    Raises:
-        UserError: a file is unavailable or has the wrong content, or `data_dir` cannot be used.
+    processes at once. Raises UserError if a file is unavailable or has the wrong content, or `data_dir` cannot be used.
     """
     with data_dir_errors(config.data_dir):
         _module(config).prepare(config)
@@ -46,8 +43,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Open the data set that `prepare` has put in place.
 
-    Raises:
-        UserError: a file has the wrong content, or a flag has a wrong value.
+    Raises UserError if a file has the wrong content, or a flag has a wrong value.
     """
     with data_dir_errors(config.data_dir):
         return _module(config).load(config)

@@ -30,9 +30,7 @@ ARRAY_NAMES = ("train_images", "train_labels", "validation_images", "validation_
 def unpack_once(directory: Path, sums: Mapping[str, str], unpack: Callable[[], Arrays]) -> None:
     """Call `unpack` and write the arrays it returns, unless intact arrays of files with these checksums exist.
 
-    Raises:
-        UserError: `unpack` raised UserError; the message adds what to do.
-        OSError: the folder cannot be read or written.
+    Raises UserError if `unpack` does, adding what to do; OSError if the folder cannot be read or written.
     """
     target = _target(directory, sums)
     if _is_intact(target):
@@ -51,9 +49,7 @@ def open_splits(
 ) -> tuple[ArraySplit, ArraySplit]:
     """Open the training and the validation split that `unpack_once` has written.
 
-    Raises:
-        UserError: the arrays do not exist or have the wrong content.
-        OSError: the arrays cannot be read.
+    Raises UserError if the arrays do not exist or have the wrong content, OSError if they cannot be read.
     """
     target = _target(directory, sums)
     if not (target / SUMS_NAME).exists():
@@ -97,9 +93,7 @@ MAX_CONTENT_BYTES = 600_000_000
 def check_content_size(path: Path, num_bytes: int) -> None:
     """Check the content size that a header declares, before reading that much.
 
-    Raises:
-        UserError: the size exceeds `MAX_CONTENT_BYTES`.
-        OSError: the size exceeds the available memory.
+    Raises UserError if it exceeds `MAX_CONTENT_BYTES`, OSError if it exceeds the available memory.
     """
     if num_bytes > MAX_CONTENT_BYTES:
         raise UserError(f"expected at most {MAX_CONTENT_BYTES} bytes of content in {path}, received {num_bytes}")
@@ -113,11 +107,7 @@ class Bounded:
         self._path, self._stream, self._num_bytes = path, stream, 0
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes.
-
-        Raises:
-            UserError: more than `MAX_CONTENT_BYTES` were read in total.
-        """
+        """Read at most `size` bytes. Raises UserError after more than `MAX_CONTENT_BYTES` in total."""
         data = self._stream.read(size)
         self._num_bytes += len(data)
         if self._num_bytes > MAX_CONTENT_BYTES:

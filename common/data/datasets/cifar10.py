@@ -41,11 +41,7 @@ MEMBERS = {
 
 
 def prepare(config: DataConfig) -> None:
-    """Download the archive and unpack it.
-
-    Raises:
-        UserError: the archive is unavailable or has the wrong content.
-    """
+    """Download the archive and unpack it. Raises UserError if the archive is unavailable or has the wrong content."""
     directory = config.data_dir / "cifar10"
     sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
     unpack_once(directory, sums, lambda: unpack(directory / ARCHIVE))

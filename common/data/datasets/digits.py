@@ -27,8 +27,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Split the digits: every fifth sample of each class (360 in all) is for validation, the other 1,437 for training.
 
-    Raises:
-        UserError: scikit-learn is not installed.
+    Raises UserError if scikit-learn is not installed.
     """
     with gzip.open(_file(), "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",", dtype=np.uint16)

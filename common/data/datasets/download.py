@@ -53,13 +53,11 @@ def fetch(
 ) -> dict[str, str]:
     """Make sure that `directory` holds all `files`, and return the SHA-256 of each by name.
 
+    Raises UserError if a file is missing and cannot be downloaded, OSError if the folder cannot be read or written.
+
     Args:
         mirrors: URLs of folders that hold the files, tried in this order.
         timeout: seconds without an answer after which a server counts as stalled.
-
-    Raises:
-        UserError: a file is missing and cannot be downloaded.
-        OSError: the folder cannot be read or written.
     """
     sums = expected_sums(files, directory)
     if (directory / SUMS_NAME).exists():

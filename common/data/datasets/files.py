@@ -68,11 +68,7 @@ def derived_file(paths: Sequence[Path], config: DataConfig, suffix: str) -> Path
 
 
 def expect_derived(path: Path) -> None:
-    """Check that the file that one rank of each host derives exists.
-
-    Raises:
-        UserError: the file does not exist.
-    """
+    """Refuse to go on if the file that one rank of each host derives does not exist."""
     if not path.exists():
         raise UserError(
             f"expected {path}, received nothing: it is missing on this host; give all ranks of a host the same "

@@ -33,9 +33,8 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """List the files without decoding any.
 
-    Raises:
-        UserError: a package is not installed, a flag is out of range, a folder is missing, a class has no image,
-            or both parts differ in their classes.
+    Raises UserError if a package is not installed, a flag is out of range, a folder is missing, a class has no image,
+    or both parts differ in their classes.
     """
     prepare_decoding(config)
     passed = PassedOver()
@@ -70,8 +69,7 @@ def load(config: DataConfig) -> Dataset:
 def _part_folders(config: DataConfig, passed: PassedOver) -> tuple[Path, Path | None]:
     """Return the folders of both parts; the second is None if a share of the first is held out.
 
-    Raises:
-        UserError: there is neither train/ nor a folder of images a class.
+    Raises UserError if there is neither train/ nor a folder of images a class.
     """
     data_dir = config.data_dir
     names = folders_in(data_dir, PassedOver()) if data_dir.is_dir() else []
@@ -115,11 +113,8 @@ class ImageList:
 def list_images(folder: Path, passed: PassedOver) -> ImageList:
     """Find the images in the class folders of `folder`.
 
-    Args:
-        passed: counts what is left out.
-
-    Raises:
-        UserError: the folder has no class folders, or a class folder has no images.
+    `passed` counts what is left out. Raises UserError if the folder has no class folders, or a class folder has no
+    images.
     """
     classes = folders_in(folder, passed)
     if not classes:

@@ -65,11 +65,7 @@ MEAN_STD = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 
 
 def prepare(config: DataConfig) -> None:
-    """Download the four files and unpack them.
-
-    Raises:
-        UserError: a file is unavailable or has the wrong content.
-    """
+    """Download the four files and unpack them. Raises UserError if a file is unavailable or has the wrong content."""
     directory = config.data_dir / config.dataset
     mirrors = [config.mirror] if config.mirror else MIRRORS[config.dataset]
     sums = fetch(FILES[config.dataset], directory, mirrors=mirrors)
@@ -117,9 +113,8 @@ def unpack(directory: Path) -> dict[str, np.ndarray]:
 def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> np.ndarray:
     """Read the uint8 array (items, *item_shape) in a gzipped IDX file.
 
-    Raises:
-        UserError: the file is truncated, or not an IDX file of uint8 with items of this shape.
-        OSError: the file cannot be read, or its content does not fit into the available memory.
+    Raises UserError if the file is truncated, or not an IDX file of uint8 with items of this shape; OSError if the file
+    cannot be read, or its content does not fit into the available memory.
     """
     # Two zero bytes, 0x08 for uint8, the number of dimensions; then each dimension as a big-endian uint32.
     num_dimensions = 1 + len(item_shape)

@@ -39,9 +39,7 @@ def hold_out(train: Split, validation: Split, *, share: float, seed: int, where:
     """Return `train` without a share of its samples, and this share of `validation`: the same samples, not augmented.
 
     The choice depends only on the number of samples, the share and the seed; both subsets have at least one sample.
-
-    Raises:
-        UserError: there are fewer than two samples.
+    Raises UserError if there are fewer than two samples.
     """
     num_samples = len(train)
     if num_samples < 2:

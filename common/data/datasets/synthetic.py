@@ -37,8 +37,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Return the data set that the `synthetic_*` flags ask for.
 
-    Raises:
-        UserError: a number is out of range, or an image or the classes' patterns do not fit into memory.
+    Raises UserError if a number is out of range, or an image or the classes' patterns do not fit into memory.
     """
     shape, num_samples, num_classes = config.synthetic_shape, config.synthetic_samples, config.synthetic_classes
     if not 1 <= num_samples <= MAX_SAMPLES:

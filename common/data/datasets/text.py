@@ -51,8 +51,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Cut the text into passages; every tenth is for validation, the others for training.
 
-    Raises:
-        UserError: this Python does not include its documentation, or a file is too short for training.
+    Raises UserError if this Python does not include its documentation, or a file is too short for training.
     """
     if config.kind == "text":
         tokens, num_tokens, vocabulary = _tokens(config)

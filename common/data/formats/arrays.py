@@ -15,11 +15,8 @@ _NUMBERS_AT_ONCE = 2**22
 def array_split(inputs: Any, targets: Any, where: str) -> ArraySplit:
     """Return a split of two array-likes whose first axis is the sample.
 
-    Args:
-        where: name of the arrays in error messages.
-
-    Raises:
-        UserError: there are no samples, inputs and targets differ in number, or see `inputs_of` and `targets_of`.
+    `where` is the name of the arrays in error messages. Raises UserError if there are no samples, inputs and targets
+    differ in number, and as `inputs_of` and `targets_of` do.
     """
     inputs, targets = inputs_of(inputs, f"the inputs of {where}"), targets_of(targets, f"the targets of {where}")
     if len(inputs) != len(targets):
@@ -36,13 +33,8 @@ def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.
     """Convert inputs (samples, ...): uint8 stays, floats and booleans become float32, other integers (tokens) int64.
 
     Integers (samples, height, width, ...) are pixels, and become uint8. uint8 (samples, height, width) are grey images,
-    and get an axis for their one channel.
-
-    Args:
-        indices: sample indices for error messages; 0, 1, ... if not given.
-
-    Raises:
-        UserError: the samples differ in shape or are not numbers, or a value is NaN, infinite or out of range.
+    and get an axis for their one channel. `indices` are sample indices for error messages; 0, 1, ... if not given.
+    Raises UserError if the samples differ in shape or are not numbers, or a value is NaN, infinite or out of range.
     """
     array = _array(values, where)
     if len(array) and not array.size:
@@ -57,10 +49,8 @@ def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.
 def targets_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.ndarray:
     """Convert targets: integers to int64 (samples,) or (samples, length), floats to float32 (samples, numbers).
 
-    Text, such as names of classes, becomes str (samples,) or (samples, length).
-
-    Raises:
-        UserError: the samples differ in shape or are neither numbers nor text, or a value is NaN or infinite.
+    Text, such as names of classes, becomes str (samples,) or (samples, length). Raises UserError if the samples differ
+    in shape or are neither numbers nor text, or a value is NaN or infinite.
     """
     array = _array(values, where, text=True)
     if array.dtype.kind == "f":

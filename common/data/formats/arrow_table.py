@@ -46,8 +46,7 @@ def arrow_errors(where: object) -> Iterator[None]:
 def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[Path]) -> Dataset:
     """Load the data set in Arrow files; without validation files, hold out a share of the training samples.
 
-    Raises:
-        UserError: a file is damaged, a column is missing or has an unsupported type, or see `describe`.
+    Raises UserError if a file is damaged, a column is missing or has an unsupported type, and as `describe` does.
     """
     parts = (train, f"the training part of {config.dataset}"), (validation, f"the validation part of {config.dataset}")
     tables = [_open(paths, config, where) for paths, where in parts if paths]
@@ -198,11 +197,7 @@ class ArrowImages:
             self.column, self.paths = fields["bytes"], fields.get("path")
 
     def check(self, *, skip: bool) -> None:
-        """Check that there are bytes in each row, or in any row if unreadable images are skipped.
-
-        Raises:
-            UserError: there are none.
-        """
+        """Refuse a table with a row without bytes, or without any bytes if unreadable images are skipped."""
         missing = self.column.null_count
         if not missing or (skip and missing < len(self.column)):
             return

@@ -48,8 +48,7 @@ class SampleFormat:
 def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
     """Build the indexes of both splits, which later runs with the same files reuse.
 
-    Raises:
-        UserError: there are no files, or one is damaged or holds something else.
+    Raises UserError if there are no files, or one is damaged or holds something else.
     """
     passed = PassedOver()
     for packed in find_parts(config, samples.suffixes, passed):
@@ -63,8 +62,7 @@ def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
 def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
     """Load the data set whose indexes `prepare_indexes` has built.
 
-    Raises:
-        UserError: an index is missing, or see `describe`.
+    Raises UserError if an index is missing, and as `describe` does.
     """
     train, validation = (
         IndexedSamples(open_index([unpacked(path, config) for path in paths], config), samples, config)
@@ -163,8 +161,7 @@ class NumbersSplit:
 def located(offset: int, length: int, value: object, target: object, where: str) -> Located:
     """Return the index entry of a sample with this input and target.
 
-    Raises:
-        UserError: the target is neither a class, nor finite numbers, nor tokens.
+    Raises UserError if the target is neither a class, nor finite numbers, nor tokens.
     """
     if not _is_tokens(value):
         return Located(offset, length, _target_of(target, where))

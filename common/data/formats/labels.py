@@ -37,14 +37,13 @@ class Meaning:
 def meaning_of(targets: Sequence[np.ndarray], *, task: str, tokens: bool, where: str) -> Meaning:
     """Return the meaning of a data set's targets.
 
+    Raises UserError if the targets fit no task, or not the one that is asked for.
+
     Args:
         targets: arrays of `arrays.targets_of`: of the training part and perhaps the other one, or of some samples if
             the parts do not have all.
         task: `DataConfig.task`.
         tokens: whether the inputs are tokens, as many as there are targets in a sample.
-
-    Raises:
-        UserError: the targets fit no task, or not the one that is asked for.
     """
     first = targets[0]
     if first.dtype.kind == "U":

@@ -20,8 +20,7 @@ def is_tensor(value: object) -> bool:
 def plain(value: object) -> object:
     """Return a tensor as an array in memory of the CPU, without its gradient; any other value as it is.
 
-    Raises:
-        UserError: the tensor is sparse or quantized.
+    Raises UserError for a sparse or quantized tensor.
     """
     if not is_tensor(value):
         return value
@@ -36,8 +35,7 @@ def plain(value: object) -> object:
 def channels_last(images: np.ndarray, where: str) -> np.ndarray:
     """Return images (..., channels, height, width) as (..., height, width, channels).
 
-    Raises:
-        UserError: the shape looks like channels last.
+    Raises UserError if the shape looks like channels last.
     """
     height, width, channels = images.shape[-3:]
     if _looks_like(channels, height, width):
@@ -49,11 +47,7 @@ def channels_last(images: np.ndarray, where: str) -> np.ndarray:
 
 
 def check_channels_last(shape: tuple[int, ...], where: str) -> None:
-    """Refuse a sample's shape that looks like channels first.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse a sample's shape that looks like channels first."""
     if len(shape) == 3 and _looks_like(*shape):
         channels, height, width = shape
         raise UserError(

@@ -17,11 +17,8 @@ def files_below(
     """Return the relative paths of all files, folder by folder as torchvision's ImageFolder lists them.
 
     Links are followed, except to a folder around them. Broken links are listed, since they are files that cannot be
-    read rather than absent ones.
-
-    Args:
-        within: folder around `folder` to which no link is followed, either.
-        without: folder that is left out.
+    read rather than absent ones. `within` is a folder around `folder` to which no link is followed, either; `without`
+    is left out.
     """
     around = frozenset([_identity(within)] if within else [])
     found = sorted(_folders(folder, passed, around, without))

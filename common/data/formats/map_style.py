@@ -54,8 +54,7 @@ class MapStyle:
     def __init__(self, samples: Any, config: DataConfig, where: str) -> None:
         """Look at the first sample, and find all labels: in the data set, or else by reading all samples once.
 
-        Raises:
-            UserError: there are no samples, or a sample is not an input and a target.
+        Raises UserError if there are no samples, or a sample is not an input and a target.
         """
         self.samples, self.where, self._config = samples, where, config
         self._fields: tuple[tuple[str, ...], str] | None = None

@@ -37,8 +37,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Read the arrays; every rank reads its own copy.
 
-    Raises:
-        UserError: the file is damaged or not a file of numpy.savez, or see `array_split` and `describe`.
+    Raises UserError if the file is damaged or not a file of numpy.savez, and as `array_split` and `describe` do.
     """
     path = config.path
     assert path is not None  # npz:FILE has a path
@@ -58,10 +57,9 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _declared_bytes(archive: zipfile.ZipFile, size: int) -> int:
-    """Return the bytes of all members, none of which declares more than can be packed into its part of the file.
+    """Return the bytes of all members.
 
-    Raises:
-        BadZipFile, ValueError: one does.
+    Raises BadZipFile or ValueError if one declares more than can be packed into its part of the file.
     """
     for member in archive.infolist():
         packing = _MAX_PACKING.get(member.compress_type)

@@ -26,11 +26,7 @@ def with_packed(*suffixes: str) -> tuple[str, ...]:
 
 
 def unpack_once(path: Path, config: DataConfig) -> None:
-    """Unpack a file if it is compressed, unless another run has done so.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Unpack a file if it is compressed, unless another run has done so. Raises UserError if the file is damaged."""
     with open(path, "rb", opener=regular) as stream:
         opener = _OPENERS.get(stream.read(3))
         if opener is None:
@@ -53,8 +49,7 @@ def unpack_once(path: Path, config: DataConfig) -> None:
 def unpacked(path: Path, config: DataConfig) -> Path:
     """Return the path itself, or that of the file that `unpack_once` has written.
 
-    Raises:
-        UserError: the unpacked file is missing.
+    Raises UserError if the unpacked file is missing.
     """
     with open(path, "rb", opener=regular) as stream:
         if stream.read(3) not in _OPENERS:

@@ -27,8 +27,7 @@ _COMPANIONS = "_SUCCESS|_metadata|_common_metadata|README.md"
 def prepare(config: DataConfig) -> None:
     """Unpack the files, unless another run has done so.
 
-    Raises:
-        UserError: pyarrow is not installed, there are no files, or one is damaged or lacks a column.
+    Raises UserError if pyarrow is not installed, there are no files, or one is damaged or lacks a column.
     """
     require("pyarrow", "pyarrow", config)
     passed = PassedOver()
@@ -41,8 +40,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Map the files that `prepare` has unpacked.
 
-    Raises:
-        UserError: an unpacked file is missing, or see `load_tables`.
+    Raises UserError if an unpacked file is missing, and as `load_tables` does.
     """
     require("pyarrow", "pyarrow", config)
     train, validation = find_parts(config, _SUFFIXES, PassedOver(), companions=_COMPANIONS)

@@ -37,16 +37,14 @@ def find_parts(
     """Return training files and validation files, each sorted by path; the latter may be empty.
 
     The files are in folders of one of `TRAINING_NAMES` or `VALIDATION_NAMES`, or have the split in their name, as in
-    train-00000.parquet. Folders are searched to any depth, as Hugging Face's `datasets` does.
+    train-00000.parquet. Folders are searched to any depth, as Hugging Face's `datasets` does. Raises UserError if there
+    is no training file.
 
     Args:
         suffixes: suffixes of the data files, in lower case.
         passed: counts the files that are in neither part.
         companions: pattern of names of other files that belong to the format.
         leftovers: prefix of the names of files that `map` and `filter` of Hugging Face's `datasets` leave.
-
-    Raises:
-        UserError: there is no training file.
     """
     folder = config.path
     assert folder is not None  # only called for user data sets, which have a path
@@ -81,14 +79,11 @@ def choose_parts(
     """Return the names of the training part and of the validation part; None if there is none.
 
     What names no part is for training, unless other things name it. Of several validation parts the first of
-    `VALIDATION_NAMES` is taken.
+    `VALIDATION_NAMES` is taken. Raises UserError if the part that is asked for is missing.
 
     Args:
         what: plural of the things in the parts, for the line about those that are passed over.
         config: `validation_part` chooses among validation parts; what has only that one is taken for both parts.
-
-    Raises:
-        UserError: the part that is asked for is missing.
     """
     train = next((name for name in (*TRAINING_NAMES, UNNAMED) if name in parts), None)
     wanted = config.validation_part
@@ -134,8 +129,7 @@ def _any_of(suffixes: Sequence[str]) -> str:
 def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tuple[tuple[str, ...], str]:
     """Return the input fields and the target field, from the flags or by usual names.
 
-    Raises:
-        UserError: a field that the flags name does not exist, or no field has a usual name.
+    Raises UserError if a field that the flags name does not exist, or no field has a usual name.
     """
     inputs = config.input_fields or _usual(_INPUT_NAMES, names, "--input-fields", where)
     target = config.target_field or _usual(_TARGET_NAMES, names, "--target-field", where)[0]

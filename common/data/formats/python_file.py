@@ -23,8 +23,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Import the file and call the function without arguments.
 
-    Raises:
-        UserError: the function does not exist, fails, or returns something else.
+    Raises UserError if the function does not exist, fails, or returns something else.
     """
     where, file = config.dataset, parse(config.dataset)
     assert file is not None  # --dataset has the form FILE.py:FUNCTION

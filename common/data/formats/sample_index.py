@@ -66,8 +66,7 @@ class SampleIndex:
     def content(self, index: int) -> bytes:
         """Return the bytes of a sample without checking them.
 
-        Raises:
-            OSError: the file cannot be read, or has become shorter.
+        Raises OSError if the file cannot be read, or has become shorter.
         """
         file, offset, length, *_ = self.records[index].item()
         # Opened for each read, since keeping thousands of files open could exceed the limit on descriptors.
@@ -91,15 +90,9 @@ def build_index(
 ) -> PassedOver:
     """Build the index of files, unless there is one for files of the same paths, sizes and dates.
 
-    Args:
-        scan: finds the samples of a file, and counts what it passes over.
-
-    Returns:
-        What the scan has passed over, then or now.
-
-    Raises:
-        UserError: `scan` raised it, or a sample is of another kind than the first one.
-        OSError: the folder of data sets cannot be written.
+    `scan` finds the samples of a file, and counts what it passes over, which is returned, whether it was then or now.
+    Raises UserError if `scan` does, or a sample is of another kind than the first one; OSError if the folder of data
+    sets cannot be written.
     """
     target, counts = derived_file(paths, config, _SUFFIX), derived_file(paths, config, _PASSED_SUFFIX)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,11 +113,7 @@ def build_index(
 
 
 def open_index(paths: Sequence[Path], config: DataConfig) -> SampleIndex:
-    """Open the index that `build_index` has written.
-
-    Raises:
-        UserError: there is no index of these files.
-    """
+    """Open the index that `build_index` has written. Raises UserError if there is no index of these files."""
     target = derived_file(paths, config, _SUFFIX)
     expect_derived(target)
     return SampleIndex(paths, np.load(target, mmap_mode="r", allow_pickle=False))

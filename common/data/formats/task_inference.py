@@ -31,14 +31,12 @@ def describe(train: Split, validation: Split, *, where: str, task: str = "auto",
     """Build a data set from two splits, whose targets are replaced by what they mean (see `labels`).
 
     In a classification, a split needs an attribute `targets` with all classes, or `num_classes` with their number.
+    Raises UserError if a split has no samples, the splits differ in shapes or types, or the targets fit no task.
 
     Args:
         where: name of the data set in error messages.
         task: `DataConfig.task`.
         scale: mean and standard deviation for normalizing pixels; estimated from the samples if not given.
-
-    Raises:
-        UserError: a split has no samples, the splits differ in shapes or types, or the targets fit no task.
     """
     (inputs, targets), others = _first(train, where), _first(validation, where)
     for name, one, other in zip(("inputs", "targets"), (inputs, targets), others, strict=True):

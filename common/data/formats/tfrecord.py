@@ -53,10 +53,7 @@ class NotAnExample(ValueError):
 def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
     """Return the features of an Example by name: the first item of a bytes list, or numbers, float32 or int64 (n,).
 
-    Features without a value are left out.
-
-    Raises:
-        NotAnExample: the bytes are not a tf.train.Example.
+    Features without a value are left out. Raises NotAnExample if the bytes are not a tf.train.Example.
     """
     from google.protobuf.message import DecodeError
 

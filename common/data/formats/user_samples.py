@@ -20,13 +20,12 @@ from allstep.common.data.formats.task_inference import MAX_CLASSES, describe
 def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -> Dataset:
     """Build a data set from two splits, each in one of the forms of `as_split`.
 
+    Raises UserError if a split is something else, and as `describe` does.
+
     Args:
         validation: None to hold out a share of `train`.
         where: name of the data set in error messages.
         task: `DataConfig.task`.
-
-    Raises:
-        UserError: a split is something else, or see `describe`.
     """
     split = as_split(train, where, config)
     if validation is None:
@@ -38,8 +37,7 @@ def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -
 def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Split:
     """Return a pair of arrays or tensors, a map-style data set, or an object with `read(indices, epoch)`, as a split.
 
-    Raises:
-        UserError: `samples` is none of them, or see `array_split` and `MapStyle`.
+    Raises UserError if `samples` is none of them, and as `array_split` and `MapStyle` do.
     """
     if hasattr(samples, "read") and hasattr(samples, "__len__"):
         return CheckedSplit(samples, where)

@@ -77,8 +77,7 @@ class _Finite(io.BufferedReader):
 def _files(archive: tarfile.TarFile, size: int, passed: PassedOver) -> Iterator[tarfile.TarInfo]:
     """Yield the files of an archive of `size` bytes, and note in `passed` what is passed over.
 
-    Raises:
-        TarError: one declares more than the archive has.
+    Raises TarError if a file declares more than the archive has.
     """
     while (member := archive.next()) is not None:
         if is_hidden(member.name):

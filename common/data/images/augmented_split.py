@@ -80,8 +80,7 @@ class AugmentedSplit:
 def augmentation_of(flags: DataConfig, dataset: Dataset) -> Augmentation | None:
     """Return the augmentation that the flags ask for, or None if they ask for none.
 
-    Raises:
-        UserError: the samples of the data set are not images with 1 or 3 channels, or have no classes.
+    Raises UserError if the samples of the data set are not images with 1 or 3 channels, or have no classes.
     """
     names = [name for name in ("mixup", "cutmix", "random_erasing", "rand_augment") if getattr(flags, name)]
     if not names:

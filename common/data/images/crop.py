@@ -24,12 +24,9 @@ CENTRE_FRACTION = 224 / 256
 def random_resized_box(width: int, height: int, draws: Sequence[float]) -> Box:
     """Return a box of random area, aspect ratio and position within an image of `width` x `height` pixels.
 
-    Its area is 8% to 100% of the image's, its ratio of width to height 3/4 to 4/3 (Szegedy et al., "Going
-    Deeper with Convolutions", CVPR 2015, section 6). As in the reference implementations, the largest possible
-    box in the centre is taken if none of ten random boxes fits.
-
-    Args:
-        draws: `NUM_CROP_DRAWS` numbers, uniform in [0, 1).
+    Its area is 8% to 100% of the image's, its ratio of width to height 3/4 to 4/3 (Szegedy et al., "Going Deeper with
+    Convolutions", CVPR 2015, section 6). As in the reference implementations, the largest possible box in the centre is
+    taken if none of ten random boxes fits. `draws` are `NUM_CROP_DRAWS` numbers, uniform in [0, 1).
     """
     for attempt in range(NUM_ATTEMPTS):
         area = width * height * (MIN_AREA + draws[2 * attempt] * (MAX_AREA - MIN_AREA))

@@ -60,13 +60,11 @@ class Decoder:
         """Decode an image file to pixels, uint8 (height, width, 3), valid until the next call, and a box in them.
 
         Grey and CMYK are converted to RGB, transparency is dropped; of several frames or pages the first is taken.
+        Raises UnreadableImage if the image is damaged, too large or has more than 8 bits per channel.
 
         Args:
             box_of: returns the box for an image's width and height.
             size: number of pixels that the box will be resized to; the image may be decoded at a reduced size.
-
-        Raises:
-            UnreadableImage: the image is damaged, too large or has more than 8 bits per channel.
         """
         if self._turns and is_turned(data):
             return _by_pillow(data, box_of, turns=True)
@@ -102,8 +100,7 @@ class Decoder:
 def image_content(path: Path) -> bytes:
     """Return the bytes of an image file.
 
-    Raises:
-        UnreadableImage: the file does not exist, cannot be read or is too large.
+    Raises UnreadableImage if the file does not exist, cannot be read or is too large.
     """
     try:
         with open(path, "rb", opener=regular) as stream:

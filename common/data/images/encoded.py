@@ -31,10 +31,9 @@ STD = (0.229, 0.224, 0.225)
 
 
 def prepare_decoding(config: DataConfig) -> None:
-    """Check that images can be decoded, and make Pillow raise an error for images with too many pixels.
+    """Make Pillow raise an error for images with too many pixels.
 
-    Raises:
-        UserError: a package is not installed, or a flag is out of range.
+    Raises UserError if a package is not installed, or a flag is out of range.
     """
     for module, package in PACKAGES.items():
         require(module, package, config)
@@ -48,11 +47,7 @@ def prepare_decoding(config: DataConfig) -> None:
 
 
 def require(module: str, package: str, config: DataConfig) -> None:
-    """Check that a library is installed that only some data sets need.
-
-    Raises:
-        UserError: the library is not installed.
-    """
+    """Refuse to go on without a library that only some data sets need."""
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -208,7 +203,6 @@ class Reader(threading.local):
     def read(self, data: bytes, box_of: Callable[[int, int], Box]) -> np.ndarray:
         """Return the pixels of the box, resized to uint8 (size, size, 3).
 
-        Raises:
-            UnreadableImage: the bytes are not a readable image.
+        Raises UnreadableImage if the bytes are not a readable image.
         """
         return self.resample(*self.decoder.decode(data, box_of, self.size))

@@ -24,11 +24,9 @@ def num_draws(num_operations: int) -> int:
 
 
 def rand_augment(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Apply as many random operations to each image as there are draws for.
+    """Apply to images, uint8 (n, height, width, 1 or 3), as many random operations each as there are draws for.
 
-    Args:
-        images: uint8 (n, height, width, channels) with 1 or 3 channels.
-        draws: (n, num_draws(...)), uniform in [0, 1).
+    `draws` are (n, num_draws(...)), uniform in [0, 1).
     """
     from PIL import Image
 
