@@ -298,6 +298,8 @@ def _load_state(
         now = environment_fingerprint.describe(config, worker.versions())
         if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
             warn(changed)
+        if output.resume and state.progress.epoch == config.schedule.epochs:
+            warn(f"the checkpoint has all {state.progress.epoch} epochs, so none is trained; raise --epochs to go on")
     state = saving.broadcast_state(state, worker.collectives)
     if output.resume:
         return state

@@ -99,10 +99,11 @@ def test_a_finished_run_goes_on_for_more_epochs(undisturbed, tmp_path):
     assert list((tmp_path / "tensorboard" / "steps").iterdir())
 
 
-def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
+def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path, capsys):
     source = undisturbed(1)
     train(1, stopped(source, tmp_path, at=NUM_STEPS), *SAVING, "--resume", "latest")
     assert_ended_alike(tmp_path, source)
+    assert "has all 2 epochs, so none is trained; raise --epochs to go on" in capsys.readouterr().err
 
 
 def test_resumes_the_best(undisturbed, tmp_path):
