@@ -17,6 +17,7 @@ from pathlib import Path
 
 from allstep.commands.shared.launchers import LAUNCHERS, start
 from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.records.runs import FILE
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import Fault
@@ -65,13 +66,8 @@ def prove(
 
     `flags` are further flags of the trainers.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("framework", "strategy", "launcher", "ranks", "weights", "numbers", "checkpoints", box=SIMPLE_HEAD)
     first: dict[str, Digests] = {}
-    num_runs = num_others = 0
+    rows = []
     for placement in places(frameworks, names, ranks, slices):
         print(
             f"{placement.framework}: {placement.strategy}, {placement.launcher or 'alone'}, {placement.num_ranks}",
@@ -79,11 +75,12 @@ def prove(
         )
         digests = train(placement, ("--slices", slices, *flags))
         same = first.setdefault(placement.framework, digests) == digests
-        num_runs, num_others = num_runs + 1, num_others + (not same)
         words = (placement.framework, placement.strategy, placement.launcher or "-", str(placement.num_ranks))
-        table.add_row(*words, *vars(digests).values(), style=None if same else "red")
-    Console().print(table)
-    print(f"{num_runs} runs, {num_others} of which differ from the first of their framework")
+        rows.append([*words, *vars(digests).values(), "" if same else "DIFFERS"])
+    header = ["framework", "strategy", "launcher", "ranks", "weights", "numbers", "checkpoints", ""]
+    print_table(Table("", header, rows))
+    num_others = sum(row[-1] != "" for row in rows)
+    print(f"{len(rows)} runs, {num_others} of which differ from the first of their framework")
     if num_others:
         sys.exit(1)
 

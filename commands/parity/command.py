@@ -44,6 +44,7 @@ from allstep.commands.parity import bits
 from allstep.commands.parity.curves import Curve, Difference, apart, largest, largest_of, read_curve
 from allstep.commands.shared.launchers import train_command
 from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import Fault
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, one_of, whole
@@ -156,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for framework, placement in places
         }
         columns = compare(curves)
-        print_table(name, columns, SETTINGS[name].bounds)
+        print_differences(name, columns, SETTINGS[name].bounds)
         within &= all(passes(differences, SETTINGS[name].bounds, column) for column, differences in columns.items())
     print("all within the bounds" if within else "NOT within the bounds")
     if not within:
@@ -235,23 +236,14 @@ def passes(differences: Mapping[int, Difference], bounds: Bounds, column: str) -
     return all(one.loss <= bound and one.weights <= bound for one in differences.values())
 
 
-def print_table(optimizer: str, columns: Mapping[str, Mapping[int, Difference]], bounds: Bounds) -> None:
+def print_differences(optimizer: str, columns: Mapping[str, Mapping[int, Difference]], bounds: Bounds) -> None:
     """Print a row for each step with known weights, then the largest differences of all rows and the bounds."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    title = f"{optimizer}: largest relative differences"
-    table = Table("step", title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
-    for column in columns:
-        for what in ("loss", "weights"):
-            table.add_column("\n".join([*column.split(), what]), justify="right")
-    for step in next(iter(columns.values())):
-        table.add_row(str(step), *(cell for column in columns.values() for cell in _cells(column[step])))
-    table.add_section()
-    table.add_row("largest", *(cell for column in columns.values() for cell in _cells(largest_of(column.values()))))
-    table.add_row("bound", *(f"{bound_of(bounds, column):.0e}" for column in columns for _ in range(2)))
-    Console().print(table)
+    rows = {str(step): [column[step] for column in columns.values()] for step in next(iter(columns.values()))}
+    rows["largest"] = [largest_of(column.values()) for column in columns.values()]
+    table = [[name, *(cell for one in differences for cell in _cells(one))] for name, differences in rows.items()]
+    table.append(["bound", *(f"{bound_of(bounds, column):.0e}" for column in columns for _ in range(2))])
+    header = ["step", *(f"{column} {what}".replace(" ", "\n") for column in columns for what in ("loss", "weights"))]
+    print_table(Table(f"{optimizer}: largest relative differences", header, table))
 
 
 def _cells(difference: Difference) -> tuple[str, str]:

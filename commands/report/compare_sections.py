@@ -8,8 +8,8 @@ from allstep.commands.compare.cells import INDEPENDENT
 from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
-from allstep.commands.compare.table import further_columns
-from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, facts, mebibytes, median, share
+from allstep.commands.compare.table import efficiency_of, name_of, table_of
+from allstep.commands.shared.page.document import NOTHING, Section, Table, facts, median
 from allstep.commands.shared.page.figures import Drawing, Line, bars, lines
 from allstep.common.files.records import to_json
 
@@ -73,7 +73,7 @@ def _measured(title: str, cells: Sequence[CellResult]) -> Section:
         ("From the launch to the end of the first step", lambda cell: median(cell.startup_seconds), "s"),
     )
     section.figures += [figure for caption, value, unit in quote if (figure := _bars(caption, alike, value, unit))]
-    section.tables.append(_table(cells))
+    section.tables.append(table_of(cells))
     in_overview = answers(cells, is_short=True)
     section.text += [text for text in (*answers(cells), resolution(cells)) if text and text not in in_overview]
     section.commands = [cell.command for cell in cells]
@@ -93,7 +93,7 @@ def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
         x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
         low, high = ([], []) if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
         rates.append(Line(label, x, y, low, high, reference=is_limit))
-        quote = [(cell.ranks, _efficiency(cell, "single_process")) for cell in own]
+        quote = [(cell.ranks, efficiency_of(cell, "single_process")) for cell in own]
         quote = [(num_ranks, value) for num_ranks, value in quote if value is not None]
         if quote:
             x, y = map(list, zip(*quote, strict=True))
@@ -119,7 +119,7 @@ def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
     losses, accuracies = [], []
     for cell in cells:
         if curve := cell.curve:
-            label = f"{_name(cell)}, {_ranks(cell)}"
+            label = f"{name_of(cell)}, {_ranks(cell)}"
             losses.append(Line(label, [point.epoch for point in curve], [point.train_loss for point in curve]))
             seconds, accuracy = [point.seconds for point in curve], [point.validation_accuracy for point in curve]
             accuracies.append(Line(label, seconds, accuracy))
@@ -135,7 +135,7 @@ def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
 def _bars(
     caption: str, cells: Sequence[CellResult], value: Callable[[CellResult], float | None], unit: str
 ) -> Drawing | None:
-    quote = [(f"{_name(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
+    quote = [(f"{name_of(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
     quote = [(label, number) for label, number in quote if number is not None]
     return bars(caption, *zip(*quote, strict=True), x_label=unit) if quote else None
 
@@ -146,47 +146,8 @@ def _memory(cell: CellResult) -> float | None:
 
 def _lost(cell: CellResult) -> float | None:
     """Return the percentage of the limit that communication takes, including waiting for other ranks."""
-    kept = _efficiency(cell, "independent")
+    kept = efficiency_of(cell, "independent")
     return None if kept is None or cell.ranks == 1 or cell.strategy == INDEPENDENT else 100 * max(0.0, 1 - kept)
-
-
-def _table(cells: Sequence[CellResult]) -> Table:
-    header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit"]
-    header += [f"of {cells[0].framework}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
-    rows = []
-    measured = [(cell, cell.images_per_second) for cell in cells if cell.images_per_second]
-    for cell, rate in measured:
-        half = (rate.high - rate.low) / 2
-        efficiencies = [
-            share(_efficiency(cell, name))
-            for name in ("same_strategy_one_rank", "single_process", "independent", "first_framework")
-        ]
-        rows.append(
-            [
-                _name(cell),
-                str(cell.ranks),
-                amount(rate.median),
-                f"{amount(rate.mean)} ± {amount(half)}",
-                amount(rate.stdev),
-                *efficiencies,
-                mebibytes(max(cell.peak_memory_bytes_by_rank or [0]) or None),
-                amount(median(cell.startup_seconds)),
-                amount(median(cell.seconds_to_target)),
-                share(cell.final_accuracy),
-                cell.gate.status,
-            ]
-        )
-    more = further_columns([cell for cell, _ in measured])
-    rows = [[*row, *texts] for row, *texts in zip(rows, *more.values(), strict=True)]
-    return Table("Medians over repetitions; spread is the standard deviation of single ones.", [*header, *more], rows)
-
-
-def _efficiency(cell: CellResult, name: str) -> float | None:
-    return median((cell.efficiency or {}).get(name))
-
-
-def _name(cell: CellResult) -> str:
-    return f"{cell.framework} {cell.strategy}"
 
 
 def _ranks(cell: CellResult) -> str:

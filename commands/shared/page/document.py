@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -14,6 +15,7 @@ from allstep.commands.shared.page.figures import Drawing
 from allstep.common.base.errors import printable
 
 NOTHING = "–"
+_LOG_WIDTH = 150
 _NUMBER = re.compile(r"[\d–+-][\d.,%± e+-]*$")
 
 
@@ -98,6 +100,21 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
     environment.filters |= {"plain": plain, "code": _code}
     written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep. {note}".strip()
     return environment.get_template(template).render(title=title, written=written, sections=sections, problems=problems)
+
+
+def print_table(table: Table) -> None:
+    """Print a table on the terminal, in the width of a page of a log where the output is no terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, markup=False, highlight=False)
+    drawn = Drawn(title=table.caption, title_justify="left", box=SIMPLE_HEAD)
+    for title, is_number in zip(table.header, table.numeric or [False] * len(table.header), strict=True):
+        drawn.add_column(title, justify="right" if is_number else "left")
+    for row in table.rows:
+        drawn.add_row(*row)
+    console.print(drawn)
 
 
 def plain(text: object) -> str:
