@@ -15,7 +15,7 @@ from allstep.commands.shared.page.figures import Drawing
 from allstep.common.base.errors import printable
 
 NOTHING = "–"
-_LOG_WIDTH = 150
+_LOG_WIDTH = 160
 _NUMBER = re.compile(r"[\d–+-][\d.,%± e+-]*$")
 
 
@@ -103,16 +103,18 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
 
 
 def print_table(table: Table) -> None:
-    """Print a table on the terminal, in the width of a page of a log where the output is no terminal."""
+    """Print a table without columns of which nothing is known; lines of a log are as long as the table needs."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as Drawn
 
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, markup=False, highlight=False)
     drawn = Drawn(title=table.caption, title_justify="left", box=SIMPLE_HEAD)
-    for title, is_number in zip(table.header, table.numeric or [False] * len(table.header), strict=True):
-        drawn.add_column(title, justify="right" if is_number else "left")
-    for row in table.rows:
+    columns = zip(table.header, zip(*table.rows, strict=True), table.numeric, strict=False)
+    known = [column for column in columns if {*column[1]} != {NOTHING}]
+    for title, cells, is_number in known:
+        drawn.add_column(title, justify="right" if is_number else "left", min_width=max(map(len, cells)))
+    for row in zip(*(cells for _, cells, _ in known), strict=True):
         drawn.add_row(*row)
     console.print(drawn)
 
