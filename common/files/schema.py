@@ -33,79 +33,58 @@ def brief(value: object) -> str:
     return _short.repr(value)
 
 
-def whole(minimum: int = 0, maximum: int = LARGEST_WHOLE) -> Shape:
-    """Return a shape for integers in a range, without True and False."""
+def expecting(form: str, is_right: Callable[[Any], bool]) -> Shape:
+    """Return a shape for values that are right; `form` describes them."""
 
     def check(value: Any, where: str) -> None:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not minimum <= value <= maximum:
-            raise Mismatch(
-                f"expected {where} to be a whole number from {minimum} to {maximum}, received {brief(value)}"
-            )
+        if not is_right(value):
+            raise Mismatch(f"expected {where} to be {form}, received {brief(value)}")
 
     return check
+
+
+def whole(minimum: int = 0, maximum: int = LARGEST_WHOLE) -> Shape:
+    """Return a shape for integers in a range, without True and False."""
+    return expecting(f"a whole number from {minimum} to {maximum}", _is_within(int, minimum, maximum))
 
 
 def number(minimum: float = -LARGEST, maximum: float = LARGEST) -> Shape:
     """Return a shape for integers and floats in a range, without nan."""
+    return expecting(f"a number from {minimum:g} to {maximum:g}", _is_within((int, float), minimum, maximum))
 
-    def check(value: Any, where: str) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not minimum <= value <= maximum:
-            raise Mismatch(f"expected {where} to be a number from {minimum:g} to {maximum:g}, received {brief(value)}")
 
-    return check
+def _is_within(kind: Any, minimum: float, maximum: float) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool) and minimum <= value <= maximum
 
 
 def anything(value: Any, where: str) -> None:
     """Accept any value."""
 
 
-def text(value: Any, where: str) -> None:
-    """Accept a string."""
-    if not isinstance(value, str):
-        raise Mismatch(f"expected {where} to be a text, received {brief(value)}")
-
-
 def matching(pattern: str, form: str) -> Shape:
     """Return a shape for strings that fully match a regular expression; `form` describes them."""
-
-    def check(value: Any, where: str) -> None:
-        if not (isinstance(value, str) and re.fullmatch(pattern, value)):
-            raise Mismatch(f"expected {where} to be {form}, received {brief(value)}")
-
-    return check
+    return expecting(form, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
 
 
-def flag(value: Any, where: str) -> None:
-    """Accept True or False."""
-    if not isinstance(value, bool):
-        raise Mismatch(f"expected {where} to be true or false, received {brief(value)}")
-
-
-def mapping(value: Any, where: str) -> None:
-    """Accept any object."""
-    if not isinstance(value, dict):
-        raise Mismatch(f"expected {where} to be an object, received {brief(value)}")
+text = expecting("a text", lambda value: isinstance(value, str))
+flag = expecting("true or false", lambda value: isinstance(value, bool))
+mapping = expecting("an object", lambda value: isinstance(value, dict))
 
 
 def one_of(*values: Any) -> Shape:
     """Return a shape for one of `values`, of exactly the same type."""
+    form = repr(values[0]) if len(values) == 1 else f"one of {', '.join(map(repr, values))}"
+    return expecting(form, lambda value: any(type(value) is type(known) and value == known for known in values))
 
-    def check(value: Any, where: str) -> None:
-        if not any(type(value) is type(known) and value == known for known in values):
-            known = repr(values[0]) if len(values) == 1 else f"one of {', '.join(map(repr, values))}"
-            raise Mismatch(f"expected {where} to be {known}, received {brief(value)}")
 
-    return check
+_a_list = expecting("a list", lambda value: isinstance(value, list))
 
 
 def list_of(shape: Shape, *, minimum: int = 0, maximum: int = 10**6) -> Shape:
     """Return a shape for lists of `minimum` to `maximum` values of `shape`."""
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            raise Mismatch(f"expected {where} to be a list, received {brief(value)}")
+        _a_list(value, where)
         if not minimum <= len(value) <= maximum:
             raise Mismatch(f"expected {where} to have {minimum} to {maximum} entries, received {len(value)}")
         for index, item in enumerate(value):
