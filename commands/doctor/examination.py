@@ -8,17 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.commands.doctor import (
-    agreement,
-    all_reduce,
-    disk,
-    frameworks,
-    gpus,
-    launchers,
-    machine,
-    network,
-    toolchain,
-)
+from allstep.commands.doctor import agreement, all_reduce, disk, frameworks, gpus, launchers, machine, network
 from allstep.commands.doctor.agent import Address, Connected, Question
 from allstep.commands.doctor.conversation import Agent, Clock, NoAnswer, is_this_host
 from allstep.commands.doctor.facts import Facts
@@ -94,7 +84,7 @@ def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
     if is_here:
         findings += launchers.check_path(facts.launchers)
     if num_ranks:
-        findings += toolchain.check(facts.toolchain)
+        findings.append(facts.toolchain)
         findings += frameworks.check(facts.frameworks) if facts.frameworks else []
         findings += gpus.check(facts.gpus, facts.frameworks)
         findings += machine.check(facts.machine, num_ranks, len(facts.gpus.names))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor import disk, frameworks, gpus, launchers, machine, network, software, toolchain
+from allstep.commands.doctor.finding import Finding
 from allstep.common.config.data_config import default_data_dir
 
 
@@ -14,7 +15,7 @@ from allstep.common.config.data_config import default_data_dir
 class Facts:
     """Facts about a host."""
 
-    toolchain: toolchain.Toolchain
+    toolchain: Finding
     launchers: launchers.Launchers
     gpus: gpus.Gpus
     machine: machine.Machine
@@ -34,7 +35,7 @@ def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> 
     with ThreadPoolExecutor() as pool:
         reports = pool.submit(frameworks.read) if with_frameworks else None
         return Facts(
-            toolchain=toolchain.read(),
+            toolchain=toolchain.check(),
             launchers=launchers.read(),
             gpus=gpus.read(),
             machine=machine.read(),
