@@ -87,15 +87,10 @@ def common_steps(first: Trace, second: Trace) -> np.ndarray:
     for others in present[1:]:
         steps = np.intersect1d(steps, others)
     if not steps.size:
-        ends = [
-            f"{rows[0]['step']} to {rows[-1]['step']}" if len(rows) else "none" for rows in _of_rank_0(first, second)
-        ]
+        ranks = (trace.rows[0] for trace in (first, second))
+        ends = [f"{rows[0]['step']} to {rows[-1]['step']}" if len(rows) else "none" for rows in ranks]
         raise UserError(f"expected steps that both runs have, received {ends[0]} and {ends[1]}; trace them alike")
     return steps
-
-
-def _of_rank_0(*traces: Trace) -> list[np.ndarray]:
-    return [trace.rows[0] for trace in traces]
 
 
 def first_difference(first: Trace, second: Trace) -> Difference | None:

@@ -97,10 +97,7 @@ def _hosts(flags: Namespace) -> list[Host]:
     elif flags.hosts:
         hosts = read_hostfile(flags.hosts)
     else:
-        hosts = find_hosts() or [Host("localhost", max(1, _num_gpus() or min(2, len(os.sched_getaffinity(0)))))]
+        num_gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+        hosts = find_hosts() or [Host("localhost", max(1, num_gpus or min(2, len(os.sched_getaffinity(0)))))]
     check(hosts)
     return hosts
-
-
-def _num_gpus() -> int:
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

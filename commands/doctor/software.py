@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,23 +47,16 @@ class Software:
 def read(data_dir: Path, *, data: bool) -> Software:
     """Read what is installed, and the data sets in `data_dir` (--data-dir) if `data` is true."""
     root = Path(allstep.common.__path__[0]).parent
+    sources = (path for part in _PARTS for path in sorted((root / part).rglob("*.py")))
+    folders = sorted(filter(Path.is_dir, data_dir.iterdir())) if data and data_dir.is_dir() else []
     return Software(
         python=platform.python_version(),
         packages={one.name: one.version for one in importlib.metadata.distributions()},
         commit=run_output("git", "-C", str(root), "rev-parse", "HEAD"),
-        sources={str(path.relative_to(root)): sha256_of(path)[:16] for path in _sources(root)},
+        sources={str(path.relative_to(root)): sha256_of(path)[:16] for path in sources},
         data_dir=str(data_dir),
-        data_sets={folder.name: _read_data_set(folder) for folder in _folders(data_dir)} if data else {},
+        data_sets={folder.name: _read_data_set(folder) for folder in folders},
     )
-
-
-def _sources(root: Path) -> Iterator[Path]:
-    for part in _PARTS:
-        yield from sorted((root / part).rglob("*.py"))
-
-
-def _folders(data_dir: Path) -> list[Path]:
-    return sorted(path for path in data_dir.iterdir() if path.is_dir()) if data_dir.is_dir() else []
 
 
 def _read_data_set(folder: Path) -> DataSet:

@@ -163,19 +163,16 @@ def _replicated_step(workload: Workload, machine: Machine, compute: float, num_r
     found = gradients(workload.network, backward, machine.wire_bytes)
     if not machine.overlap:
         found = [replace(gradient, ready=backward) for gradient in found]
+    # Cores that reduce in host memory do not slow the GPU.
+    contention = 0.0 if machine.algorithm == "host-memory" else machine.cluster.slowest(num_ranks).contention
     return simulate(
         compute - backward,
         found,
         functools.cache(partial(machine.all_reduce, num_ranks=num_ranks)),  # phases of a cycle repeat messages
         fusion=machine.fusion,
-        contention=_contention(machine, num_ranks),
+        contention=contention,
         request=machine.request * num_ranks,
     )
-
-
-def _contention(machine: Machine, num_ranks: int) -> float:
-    """Return the contention of the link; cores that reduce in host memory do not slow the GPU."""
-    return 0.0 if machine.algorithm == "host-memory" else machine.cluster.slowest(num_ranks).contention
 
 
 def _sharded_step(workload: Workload, machine: Machine, compute: float, num_ranks: int) -> SimulatedStep:

@@ -111,11 +111,16 @@ def read_question(flags: Namespace, given: frozenset[str]) -> Question:
     on_cpu = bool(first and first.device == "cpu")
     known = _known_parameters(flags, on_cpu=on_cpu)
     parameters = Parameters(**{**vars(usual), **({} if jitter is None else {"jitter": jitter}), **known})
+    extras = {
+        "request": flags.request_us / 1e6,
+        "node_input": flags.node_input or math.inf,
+        "storage_input": flags.storage_input or math.inf,
+    }
     question = Question(
         _workload(flags, first),
         site,
         parameters,
-        _extras(flags),
+        extras,
         _links(flags, given, site),
         given,
         flags.critical_batch or (first and first.noise_scale) or math.inf,
@@ -233,14 +238,6 @@ def _fusion(flags: Namespace, strategy: str, *, on_cpu: bool) -> Fusion:
     if on_cpu and strategy:
         return Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)
     return Fusion((128 if flags.fusion_mib is None else flags.fusion_mib) * MIB, flags.cycle_ms / 1000)
-
-
-def _extras(flags: Namespace) -> dict[str, float]:
-    return {
-        "request": flags.request_us / 1e6,
-        "node_input": flags.node_input or math.inf,
-        "storage_input": flags.storage_input or math.inf,
-    }
 
 
 def _links(flags: Namespace, given: frozenset[str], site: Site) -> tuple[Link | None, Link | None]:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cut = words.index("--") if "--" in words else len(words)
     flags = _flags(words[:cut])
     job = _job(flags, words[cut + 1 :])
-    written_by = " ".join(map(_in_one_line, ["allstep", "launch", *words]))
+    written_by = shlex.join(word if word.isprintable() else ascii(word) for word in ("allstep", "launch", *words))
     script = to_script(job, written_by=written_by, repository=Path.cwd(), environment=Path(sys.prefix))
     if not flags.submit:
         print(script, end="")
@@ -57,11 +57,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if submitted.returncode:
         raise Fault(f"sbatch did not take the script: {' '.join(submitted.stderr.split())}")
     print(submitted.stdout.strip())
-
-
-def _in_one_line(word: str) -> str:
-    """Return a word quoted for a shell, in one line."""
-    return shlex.quote(word) if word.isprintable() else shlex.quote(ascii(word))
 
 
 def _flags(words: Sequence[str]) -> Namespace:

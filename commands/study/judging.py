@@ -49,7 +49,7 @@ def final_values(result: StudyResult, variant: str, measure: str) -> list[float]
     for run in _runs(result, variant):
         values = [point[measure] for point in run.points if measure in point]
         if run.diverged:
-            values = [result.description.diverged_counts_as[measure]] if _counts(result, measure) else []
+            values = [value for name, value in result.description.diverged_counts_as.items() if name == measure]
         found += values[-1:]
     return found
 
@@ -106,10 +106,6 @@ def _relative(claim: Claim, of: Spread, against: Spread) -> float:
         return of.mean / against.mean
     difference = of.mean - against.mean
     return -difference if claim.measure.endswith(LOWER_IS_BETTER) else difference
-
-
-def _counts(result: StudyResult, measure: str) -> bool:
-    return measure in result.description.diverged_counts_as
 
 
 def _runs(result: StudyResult, variant: str) -> Sequence[StudyRun]:

@@ -20,15 +20,12 @@ def study(result: StudyResult) -> Section:
     section.text = [described.question, f"Expected: {described.expectation} ({described.source})", outcome(verdicts)]
     section.text += [described.remark] if described.remark else []
     if not result.finished:
-        section.text.append(f"The study is unfinished: {len(result.runs)} runs of {_num_runs(result)} have ended.")
+        num_runs = len(result.variants) * result.seeds
+        section.text.append(f"The study is unfinished: {len(result.runs)} runs of {num_runs} have ended.")
     section.items = list(map(_sentence, verdicts))
     section.figures = [drawing for wanted in described.figures if (drawing := _figure(result, wanted))]
     section.tables = [_claims(verdicts), _measured(result)]
     return section
-
-
-def _num_runs(result: StudyResult) -> int:
-    return len(result.variants) * result.seeds
 
 
 def outcome(verdicts: Sequence[Verdict]) -> str:

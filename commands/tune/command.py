@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags, trainer_flags = _parser().parse_known_args(argv)
     need_frameworks([flags.framework], by="allstep tune")
     space = read_space(flags.space)
-    _check(flags.framework, trainer_flags, space)
+    for values in corners(space):  # refuses flags that no trial could train with
+        parse(tuple(STRATEGIES[flags.framework]), ALONE, [*trainer_flags, *words_of(values)])
     try:
         try_file(flags.study)
     except OSError as error:
@@ -79,12 +80,6 @@ def _parser() -> Parser:
     add("--trial-timeout", type=number(1, WEEK), default=_DEFAULT_SECONDS, metavar="S", help="limit of a trial (a day)")
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="for the search and every training (0)")
     return parser
-
-
-def _check(framework: str, trainer_flags: Sequence[str], space: Space) -> None:
-    """Refuse flags that no trial could train with, before the first trial."""
-    for values in corners(space):
-        parse(tuple(STRATEGIES[framework]), ALONE, [*trainer_flags, *words_of(values)])
 
 
 def _run_next(

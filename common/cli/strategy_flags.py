@@ -172,11 +172,3 @@ def check_decode(config: TrainConfig, framework: str) -> None:
                 f"expected --decode cpu with --{name.replace('_', '-')}, which changes images on the CPU, received gpu "
                 f"and {value}; leave one of them out"
             )
-
-
-def check_decoding_device(decode: str, gpu: int | None) -> None:
-    """Refuse --decode gpu if this rank trains on the CPU."""
-    if decode == "gpu" and gpu is None:
-        raise UserError(
-            "expected a GPU for each rank with --decode gpu, received ranks that train on the CPU; give --decode cpu"
-        )

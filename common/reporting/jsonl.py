@@ -77,7 +77,7 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
         return
     with output_dir_errors(path):
         *lines, last = read_regular(path, maximum=_LARGEST_FILE).split(b"\n")
-    if not _is_cut(last):
+    if not (last.startswith(_FIRST) or _FIRST.startswith(last)):  # else the run was killed while it wrote the line
         lines.append(last)
     kept, num_broken = [], 0
     for line in lines:
@@ -96,11 +96,6 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
     if num_broken:
         _keep_beside(path, num_broken)
     write_whole(path, b"".join(kept).decode())
-
-
-def _is_cut(line: bytes) -> bool:
-    """Return whether a last line without a line break is one at which a run was killed."""
-    return line.startswith(_FIRST) or _FIRST.startswith(line)
 
 
 def _keep_beside(path: Path, num_broken: int) -> None:

@@ -87,7 +87,9 @@ def _fit(run: Run) -> None:
     for hook in session.hooks:
         hook.on_start(session)
     session.check_replicas(worker.parameters(), worker.collectives, "after the broadcast")
-    while progress.position.epoch < run.schedule.num_epochs and not _stops_early(session):
+    patience = session.config.schedule.early_stop_patience or math.inf
+    # All ranks decide the same, because the validation loss is the same number on all of them.
+    while progress.position.epoch < run.schedule.num_epochs and progress.epochs_without_gain < patience:
         _train_epoch(run)
         _finish_epoch(run)
     run.reporter.event(
@@ -96,11 +98,6 @@ def _fit(run: Run) -> None:
         peak_memory_bytes=worker.peak_memory_bytes(),
         **session.metrics(),
     )
-
-
-def _stops_early(session: TrainingRun) -> bool:
-    # All ranks decide the same, because the validation loss is the same number on all of them.
-    return 0 < session.config.schedule.early_stop_patience <= session.progress.epochs_without_gain
 
 
 def _train_epoch(run: Run) -> None:

@@ -153,7 +153,8 @@ def _metric(name: str, dataset: Dataset) -> Metric:
     if counter != "errors":
         update = partial(of_classes, update)
     if name == "r2":  # squares of numbers far from 0 would cancel
-        counter, update = "centred", partial(errors, centre=_first_target(dataset))
+        _, targets = dataset.validation.read(np.zeros(1, np.int64), epoch=0)
+        counter, update = "centred", partial(errors, centre=targets[0].astype(np.float64))
     return Metric(name, counter, update, compute, entry_of(name).lower_is_better)
 
 
@@ -187,7 +188,3 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, (float, np.floating)):
         raise UserError(f"compute() of a metric returns {type(value).__name__}; return a number or a list of numbers")
     return float(value) if math.isfinite(value) else None
-
-
-def _first_target(dataset: Dataset) -> np.ndarray:
-    return dataset.validation.read(np.zeros(1, np.int64), epoch=0)[1][0].astype(np.float64)

@@ -14,14 +14,12 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.base.memory import available_memory
 from allstep.common.catalog.losses import check_loss
 from allstep.common.catalog.metrics import metrics_of
-from allstep.common.cli.strategy_flags import check_decoding_device
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data import datasets
 from allstep.common.data.classes import balanced_order_of, class_weights_of
 from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import DataConfig, Dataset
-from allstep.common.data.datasets.base import Sampler
 from allstep.common.data.images.augmented_split import augmentation_of
 from allstep.common.data.standardize import standardized
 from allstep.common.launch.placement import Placement, cores_per_rank
@@ -41,7 +39,11 @@ def open_dataset(
         own: data set passed by a user's program; replaces the one that a flag names.
     """
     if own is None:
-        check_decoding_device(config.data.decode, gpu)
+        if config.data.decode == "gpu" and gpu is None:
+            raise UserError(
+                "expected a GPU for each rank with --decode gpu, received ranks that train on the CPU; give --decode "
+                "cpu"
+            )
         if placement.local_rank == 0:
             with _memory_errors(config):
                 datasets.prepare(config.data)
@@ -54,9 +56,10 @@ def open_dataset(
     if config.data.standardize:
         own = standardized(own, collectives)
     metrics_of(config, own)
+    balanced = config.data.sampler == "balanced"
     return dataclasses.replace(
         own,
-        sampler=_sampler_of(config.data, own),
+        sampler=balanced_order_of(own) if balanced else curriculum_of(config.data, len(own.train)),
         class_weights=class_weights_of(config.optimizer.class_weights, own),
         augmentation=augmentation_of(config.data, own),
     )
@@ -66,10 +69,6 @@ def data_flags(config: TrainConfig, placement: Placement) -> DataConfig:
     """Return the flags of the data set with what others decide: the task, by the loss, and the threads of a rank."""
     threads = config.data.decode_threads or cores_per_rank(placement)
     return dataclasses.replace(config.data, decode_threads=threads, task=config.data.task_with(config.loss))
-
-
-def _sampler_of(flags: DataConfig, dataset: Dataset) -> Sampler | None:
-    return balanced_order_of(dataset) if flags.sampler == "balanced" else curriculum_of(flags, len(dataset.train))
 
 
 def smallest_pass(config: TrainConfig, num_samples: int, world_size: int) -> int:

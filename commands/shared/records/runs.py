@@ -83,6 +83,7 @@ class _Event:
     event: str
 
 
+_BROKEN = object()
 _KINDS = {"start": Start, "step": Step, "epoch": Epoch, "end": End}
 
 
@@ -92,18 +93,14 @@ def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Event
     Raises OSError if the file cannot be read, Mismatch if a line is no event, or lacks a field.
     """
     found: dict[str, list[Any]] = {name: [] for name in _KINDS}
-    num_broken = 0
-    for number, line in enumerate(read_regular(path, maximum=_LARGEST_FILE).splitlines()):
-        try:
-            content = strict_json.loads(line)
-        except NotJson:
-            num_broken += 1
-            continue
-        name = from_json(_Event, content, f"events[{number}]").event
-        if name in _KINDS:
-            found[name].append(from_json(_KINDS[name], redact(content) if redact else content, name))
+    lines = _lines(path)
+    for number, content in enumerate(lines):
+        if content is not _BROKEN:
+            name = from_json(_Event, content, f"events[{number}]").event
+            if name in _KINDS:
+                found[name].append(from_json(_KINDS[name], redact(content) if redact else content, name))
     starts, steps, epochs, ends = map(tuple, found.values())
-    return Events(starts, steps, epochs, ends, num_broken)
+    return Events(starts, steps, epochs, ends, lines.count(_BROKEN))
 
 
 def read_points(path: Path, names: Collection[str]) -> tuple[dict[str, float], ...]:
@@ -112,13 +109,19 @@ def read_points(path: Path, names: Collection[str]) -> tuple[dict[str, float], .
     Raises OSError if the file cannot be read, Mismatch if a line is no JSON object.
     """
     found = []
-    for number, line in enumerate(read_regular(path, maximum=_LARGEST_FILE).splitlines()):
+    for number, content in enumerate(_lines(path)):
+        if content is not _BROKEN:
+            mapping(content, f"events[{number}]")
+            found.append({name: float(content[name]) for name in names if type(content.get(name)) in (int, float)})
+    return tuple(filter(None, found))
+
+
+def _lines(path: Path) -> list[Any]:
+    """Return the JSON of each line; _BROKEN for one that has none, as the last one of a run that was killed."""
+    found = []
+    for line in read_regular(path, maximum=_LARGEST_FILE).splitlines():
         try:
-            content = strict_json.loads(line)
-        except NotJson:  # the last line of a run that was killed
-            continue
-        mapping(content, f"events[{number}]")
-        point = {name: float(content[name]) for name in names if type(content.get(name)) in (int, float)}
-        if point:
-            found.append(point)
-    return tuple(found)
+            found.append(strict_json.loads(line))
+        except NotJson:
+            found.append(_BROKEN)
+    return found
