@@ -21,7 +21,7 @@ from collections.abc import Callable
 from allstep.common.base.errors import Fault, UserError, summary
 from allstep.common.base.terminal import print_line
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
-from allstep.common.process.output import ending_output
+from allstep.common.process.output import ending_output, write_to_terminal
 from allstep.common.process.parent_watchdog import wait_until_orphaned
 from allstep.common.process.requirements import missing_part
 
@@ -49,7 +49,9 @@ def run_rank(main: Callable[[], None]) -> None:
         time.sleep(seconds_to_turn(apparent_rank(), first=_FIRST_TURN_SECONDS_OF_MISTAKES))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     if placement.launcher not in (None, BY_HAND):  # a shell may exit while its processes go on
-        threading.Thread(target=_leave_with_launcher, name=WATCH, args=(placement, os.getppid()), daemon=True).start()
+        global _launcher
+        _launcher = os.getppid()
+        threading.Thread(target=_leave_with_launcher, name=WATCH, args=(placement, _launcher), daemon=True).start()
     try:
         with ending_output():
             _call(main)
@@ -123,6 +125,8 @@ def _leave_with_launcher(placement: Placement, parent: int) -> None:
 _failed = threading.Event()
 _leaving, _speaking = threading.Lock(), threading.Lock()
 _send_farewell: Callable[[int], None] | None = None
+_launcher: int | None = None
+"""Process that started this rank, and that reads what it writes."""
 
 
 def before_leaving(send_farewell: Callable[[int], None] | None) -> None:
@@ -137,6 +141,8 @@ def speak(message: str) -> None:
         for stream, text in ((sys.stdout, ""), (sys.stderr, message)):
             with contextlib.suppress(OSError, UserError, SystemExit, AttributeError):  # its reader may be gone
                 print_line(text, stream) if text else stream.flush()
+        if message and _launcher not in (None, os.getppid()):
+            write_to_terminal(message)
 
 
 def note_failure(_kind: object, error: BaseException | None, _stack: object) -> None:

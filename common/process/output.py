@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,16 @@ def silence(stream: TextIO) -> None:
     """Send what a stream still holds, and what follows, to /dev/null."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
+
+
+def write_to_terminal(line: str) -> None:
+    """Write a line to the terminal where the job was started, if there is one: mpirun's ranks share it.
+
+    At a second Ctrl-C mpirun exits at once, and with it goes the reader of standard error.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])  # `stty tostop` stops writers in the background
+    with contextlib.suppress(OSError), open(os.open("/dev/tty", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "w") as tty:
+        tty.write(f"{line}\n")
 
 
 @contextmanager
