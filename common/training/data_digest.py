@@ -1,8 +1,9 @@
 """Digests of a data set, by which a resumed run notices that it got other samples than the run before.
 
-The labels are digested whole, and so are inputs in memory unless they are large. Of other inputs, a few samples are
-digested as they are stored: not decoded, which may round differently on another machine, so that samples of a user's
-program that are others than before are told, not refused. Where the files are makes no difference.
+The labels are digested whole, and so are inputs in memory or in files unless they are large. Of larger files the sizes
+and checksums are digested, and a few samples as they are stored: not decoded, which may round differently on another
+machine, so that samples of a user's program that are others than before are told, not refused. Where the files are
+makes no difference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _SAMPLES_LOOKED_AT = 64
 _SAMPLES_READ_TWICE = 16
 _MAX_BYTES = 2**28
 """Size of inputs that are digested whole: a tenth of a second."""
-_ROWS_AT_ONCE = 2**16
+_MAX_FILE_BYTES = 2**25
+"""Size of files that are digested whole, the same for files that are slower to reach."""
+_ROWS_AT_ONCE = _MAX_SIZES = 2**16
 _AS_READ = " as the program reads them"
 _FOUND: WeakKeyDictionary[Split, dict[str, str]] = WeakKeyDictionary()
 """Digests of each split in use: ranks compare them at the start, and rank 0 keeps them in checkpoints."""
@@ -51,7 +54,7 @@ def _digests_of_split(split: Split) -> dict[str, str]:
             digests[f"inputs{_AS_READ}"] = _hashed([inputs])
         return digests
     digests["inputs"] = _hashed(_some_inputs(split))
-    if blocks := _all_inputs(split):
+    if blocks := _all_inputs(split) or _all_files(split):
         digests["samples"] = _hashed(blocks)
     return digests
 
@@ -85,8 +88,7 @@ def _some_inputs(split: Split) -> list[Any]:
     images = getattr(split.whole if isinstance(split, Subset) else split, "images", None)
     if images is None:
         return [_some(split, 0)]
-    chosen = _chosen(split)
-    return [_content(images, index) for index in (split.indices[chosen] if isinstance(split, Subset) else chosen)]
+    return [_content(images, index) for index in _in_whole(split, _chosen(split))]
 
 
 def _all_inputs(split: Split) -> Iterable[np.ndarray]:
@@ -99,6 +101,26 @@ def _all_inputs(split: Split) -> Iterable[np.ndarray]:
     return (split.read(np.arange(one, min(one + _ROWS_AT_ONCE, len(split))), epoch=0)[0] for one in starts)
 
 
+def _all_files(split: Split) -> Iterable[bytes | np.ndarray]:
+    """Return the stored bytes of all samples; if they are many, their sizes and checksums; nothing if not in files."""
+    whole = split.whole if isinstance(split, Subset) else split
+    source = getattr(whole, "images", None) or getattr(whole, "samples", None)
+    source = getattr(source, "index", source)
+    if not hasattr(source, "sizes"):
+        return ()
+    chosen = _in_whole(split, _chosen(split, _MAX_SIZES))
+    sizes = source.sizes(chosen)
+    if len(chosen) == len(split) and sizes.sum() <= _MAX_FILE_BYTES:
+        return (_content(source, index) for index in chosen)
+    if not hasattr(source, "checksums"):
+        return (sizes,)
+    return sizes, source.checksums(_in_whole(split, np.arange(len(split))))
+
+
+def _in_whole(split: Split, indices: np.ndarray) -> np.ndarray:
+    return split.indices[indices] if isinstance(split, Subset) else indices
+
+
 def _read_twice(split: Split) -> np.ndarray | None:
     """Return the inputs of some samples; None if they are others when they are read again."""
     first, second = (split.read(_chosen(split, _SAMPLES_READ_TWICE), epoch=0)[0] for _ in range(2))
@@ -108,7 +130,7 @@ def _read_twice(split: Split) -> np.ndarray | None:
 def _content(images: Any, index: int) -> bytes:
     try:
         return images.content(int(index))
-    except UnreadableImage:
+    except (UnreadableImage, OSError):
         return b""
 
 

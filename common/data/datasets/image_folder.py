@@ -7,6 +7,7 @@ followed. Hidden files, and files that are no images, are passed over, counted a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -102,6 +103,15 @@ class ImageList:
 
     def content(self, index: int) -> bytes:
         return image_content(self.path(index))
+
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        """Return the sizes of files in bytes, 0 for those that cannot be read."""
+        folders = [os.fsencode(os.path.join(self.folder, name, "")) for name in self.classes]
+        sizes = np.zeros(len(indices), np.int64)
+        for number, (name, label) in enumerate(zip(self.names[indices].tolist(), self.labels[indices], strict=True)):
+            with contextlib.suppress(OSError):
+                sizes[number] = os.stat(folders[label] + name).st_size
+        return sizes
 
     def name(self, index: int) -> str:
         return str(self.path(index))

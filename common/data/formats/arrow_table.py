@@ -214,6 +214,11 @@ class ArrowImages:
             raise UnreadableImage("there are no bytes in it")
         return data
 
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        import pyarrow.compute
+
+        return pyarrow.compute.binary_length(self.column).fill_null(0).to_numpy()[indices]
+
     def name(self, index: int) -> str:
         return f"{self.where}, row {index}"
 

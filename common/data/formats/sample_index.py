@@ -1,6 +1,6 @@
 """Index of the samples in files that hold many, built once per host, for reading samples in any order.
 
-A sample takes 16 bytes plus its target, and 16 more if it is tokens: 10^6 samples with a class take 24 MB, which the
+A sample takes 20 bytes plus its target, and 16 more if it is tokens: 10^6 samples with a class take 28 MB, which the
 ranks of a host share.
 """
 
@@ -25,7 +25,7 @@ from allstep.common.files.regular_file import read_regular, regular
 
 _NUM_AT_ONCE = 2**16
 _MAX_COUNTS_BYTES = 2**16
-_SUFFIX, _PASSED_SUFFIX = ".3.npy", ".3.passed-over.json"
+_SUFFIX, _PASSED_SUFFIX = ".4.npy", ".4.passed-over.json"
 """Suffix of index files; its number changes with the layout of the records, so that older indexes are not used."""
 
 
@@ -42,6 +42,8 @@ class Located:
     together with the input."""
     token_range: tuple[int, int] | None = None
     """Smallest and largest token of input and target, if the input is tokens."""
+    checksum: int = 0
+    """32 bits that change with the content; 0 if the format has none."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class SampleIndex:
 
     paths: Sequence[Path]
     records: np.ndarray
-    """Memory-mapped records with `file`, `offset`, `length` and, if samples have them, `target` and `token_range`."""
+    """Memory-mapped records with `file`, `offset`, `length`, `checksum` and, where samples have them, `target` and
+    `token_range`."""
 
     @property
     def targets(self) -> np.ndarray | None:
@@ -75,6 +78,12 @@ class SampleIndex:
         if len(data) < length:
             raise OSError(None, f"expected {length} bytes at {offset}, received {len(data)}", str(self.paths[file]))
         return data
+
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        return self.records["length"][indices]
+
+    def checksums(self, indices: np.ndarray) -> np.ndarray:
+        return self.records["checksum"][indices]
 
     def name(self, index: int) -> str:
         """Return file and offset of a sample for error messages."""
@@ -132,7 +141,7 @@ def _blocks(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]]) ->
                 )
             label = sample.target.encode() if isinstance(sample.target, str) else sample.target
             optional = (one for one in (label, sample.token_range) if one is not None)
-            rows.append((number, sample.offset, sample.length, *optional))
+            rows.append((number, sample.offset, sample.length, sample.checksum, *optional))
             if len(rows) == _NUM_AT_ONCE:
                 yield np.array(rows, _record_type(first, rows))
                 rows = []
@@ -152,11 +161,11 @@ def _kind(sample: Located) -> str:
 
 
 def _record_type(sample: Located, rows: Sequence[tuple]) -> np.dtype:
-    fields: list[tuple] = [("file", "<u4"), ("offset", "<u8"), ("length", "<u4")]
+    fields: list[tuple] = [("file", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("checksum", "<u4")]
     if isinstance(sample.target, int):
         fields.append(("target", "<i8"))
     elif isinstance(sample.target, str):
-        fields.append(("target", f"S{max((len(row[3]) for row in rows), default=1)}"))
+        fields.append(("target", f"S{max((len(row[4]) for row in rows), default=1)}"))
     elif sample.target is not None:
         fields.append(("target", "<f4", (len(sample.target),)))
     if sample.token_range:

@@ -11,6 +11,7 @@ import functools
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,15 @@ def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Locate
             where = f"{path}, byte {offset}"
             try:
                 length = _length(stream.read(_HEADER.size), size - offset)
-                features = _features(stream.read(length + _CHECKSUM.size))
+                message = stream.read(length + _CHECKSUM.size)
+                features = _features(message)
             except Damaged as error:
                 raise UserError(
                     f"expected a whole record in {where}, received a damaged one: {error}; write the file again"
                 ) from error
             value, target = _sample(features, config, where)
-            yield located(offset + _HEADER.size, length + _CHECKSUM.size, value, target, where)
+            sample = located(offset + _HEADER.size, len(message), value, target, where)
+            yield replace(sample, checksum=_CHECKSUM.unpack_from(message, length)[0])
             offset += _HEADER.size + length + _CHECKSUM.size
 
 

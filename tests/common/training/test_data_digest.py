@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,9 @@ from PIL import Image
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, Dataset, load, prepare
+from allstep.common.data.formats import tfrecord
 from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.training import data_digest
 from allstep.common.training.data_digest import check_data, digests_of
 
 RANDOM = np.random.default_rng(0)
@@ -40,14 +44,36 @@ def parquet(folder: Path, x: np.ndarray = X, y: np.ndarray = Y, names: str = "ab
     return opened(f"parquet:{folder}", folder)
 
 
-def images(folder: Path, names: str = "abcd", shift: int = 0) -> Dataset:
+def image(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(stream, "bmp")
+    return stream.getvalue()
+
+
+def images(folder: Path, names: str = "abcd", shift: int = 0, changed: int | None = None) -> Dataset:
     for part in ("train", "val"):
         for number, name in enumerate(names):
             (folder / part / name).mkdir(parents=True)
-            for index in range(3):
-                pixels = np.full((8, 8, 3), 40 * number + (index + shift) % 3, np.uint8)
-                Image.fromarray(pixels).save(folder / part / name / f"{index}.png")
+            for index in range(30):
+                pixel = 200 if (number, changed) == (0, index) else 40 * number + (index + shift) % 3
+                (folder / part / name / f"{index:02}.bmp").write_bytes(image(pixel))
     return opened("image-folder", folder, data_dir=folder, image_size=8)
+
+
+def records(folder: Path, changed: int | None = None) -> Dataset:
+    folder.mkdir()
+    message = tfrecord.example_class()()
+    for part in ("train", "val"):
+        with open(folder / f"{part}.tfrecord", "wb") as stream:
+            for index in range(100):
+                message.Clear()
+                for name, value in ((b"x", image(200 if changed == index else index)), (b"y", b"ab"[index % 2 :][:1])):
+                    message.features.feature.add(key=name).value.bytes_list.value.append(value)
+                data = message.SerializeToString()
+                header = struct.pack("<Q", len(data))
+                crcs = (struct.pack("<I", tfrecord._masked_crc(one)) for one in (header, data))
+                stream.write(header + next(crcs) + data + next(crcs))
+    return opened(f"tfrecord:{folder}", folder, image_size=8)
 
 
 def opened(dataset: str, folder: Path, **flags: object) -> Dataset:
@@ -56,7 +82,7 @@ def opened(dataset: str, folder: Path, **flags: object) -> Dataset:
     return load(config)
 
 
-@pytest.mark.parametrize("make", [npz, parquet, images])
+@pytest.mark.parametrize("make", [npz, parquet, images, records])
 def test_moved_data_is_the_same(make, tmp_path):
     before = digests_of(make(tmp_path / "one"))
     shutil.rmtree(tmp_path / "one")
@@ -76,6 +102,7 @@ def test_moved_data_is_the_same(make, tmp_path):
         (parquet, {"names": "abce"}, "class names"),
         (images, {"names": "abce"}, "class names"),
         (images, {"shift": 1}, "training inputs"),
+        *((make, {"changed": 2}, "training samples") for make in (images, records)),  # none of the few looked at
     ],
 )
 def test_other_data_of_the_same_size_is_named(make, changed, what, tmp_path):
@@ -83,6 +110,16 @@ def test_other_data_of_the_same_size_is_named(make, changed, what, tmp_path):
     with pytest.raises(UserError, match=f"the {what} of the data set are not those") as error:
         check_data(before, after)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("make", "finds"), [(images, False), (records, True)])
+def test_of_large_files_sizes_and_checksums_are_compared(make, finds, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_digest, "_MAX_FILE_BYTES", 1000)
+    before = digests_of(make(tmp_path / "one"))
+    assert (before != digests_of(make(tmp_path / "two", changed=2))) is finds
+    if make is images:
+        (tmp_path / "two/train/a/03.bmp").write_bytes(image(200) + b"0")
+        assert before != digests_of(opened("image-folder", tmp_path, data_dir=tmp_path / "two", image_size=8))
 
 
 def test_parts_that_are_held_out_have_their_own_labels():
