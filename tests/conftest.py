@@ -17,6 +17,7 @@ import launches  # noqa: E402
 import pytest  # noqa: E402
 import schedule  # noqa: E402
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
+import warm_start  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from allstep.common.process.environment import restored_environment  # noqa: E402
@@ -42,6 +43,7 @@ launches.guard()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
+    parser.addoption("--cold", action="store_true", help="start no process as a fork of one with a framework")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
@@ -58,6 +60,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
     launches.watch(item)
+    warm_start.choose(item)
     try:
         with restored_environment():  # what trains in this process chooses a controller and interfaces
             return (yield)

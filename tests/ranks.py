@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import warm_start
 
 from allstep.commands.shared.launchers import LAUNCHERS as LAUNCHER_COMMANDS
 
@@ -49,6 +50,7 @@ def environment(**extra: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **warm_start.variables(),
         **extra,
     }
 

@@ -11,6 +11,8 @@ from ranks import REPOSITORY, environment
 
 from allstep.benchmarks.overhead import FULL_OR_QUICK, TrainerBench
 
+pytestmark = pytest.mark.cold
+
 
 def quick(benchmark: str, output, *flags: str) -> dict:
     """Run `python -m allstep.benchmarks.BENCHMARK --quick`, which exits with 1 if it misses a target."""

@@ -13,6 +13,8 @@ from ranks import REPOSITORY, environment, run
 from allstep.benchmarks.startup import ClusterLaunch, figures
 from allstep.commands.hosts.command import parse_list
 
+pytestmark = pytest.mark.cold
+
 
 @pytest.mark.full
 def test_rows(tmp_path):

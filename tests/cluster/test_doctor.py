@@ -17,6 +17,8 @@ from cluster import bed
 from ranks import REPOSITORY
 from requirements import need
 
+pytestmark = pytest.mark.cold
+
 need("tc", "faketime")
 
 NUM_HOSTS = 7

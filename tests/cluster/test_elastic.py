@@ -15,6 +15,8 @@ from ranks import BIN, REPOSITORY, events, train
 
 from allstep.commands.soak.elastic_job import STORE, Follower
 
+pytestmark = pytest.mark.cold
+
 FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slices", 4)
 AGENT = (
     "torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 100 --rdzv-backend c10d --rdzv-endpoint server1:29500 "

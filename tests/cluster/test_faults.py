@@ -21,6 +21,8 @@ from allstep.commands.soak.faults import CLEAN_SECONDS, END_SECONDS, REPORTED, f
 from allstep.commands.soak.training import last_step
 from allstep.common.checkpoint import load
 
+pytestmark = pytest.mark.cold
+
 STEP = 5
 HOSTS = ("server1", "server2")
 LAUNCHERS = {

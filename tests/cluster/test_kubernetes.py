@@ -15,6 +15,8 @@ from ranks import REPOSITORY, events, last
 
 from allstep.commands.soak.elastic_job import Follower
 
+pytestmark = pytest.mark.cold
+
 # Output of the controller's newConfigMap and ompiEnvVars; server1 and server2 stand for the names of pods.
 HOSTFILE = "server1 slots=1\nserver2 slots=1\n"
 VARIABLES = {"OMPI_MCA_orte_keep_fqdn_hostnames": "true", "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}

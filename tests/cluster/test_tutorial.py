@@ -9,6 +9,8 @@ from cluster import bed
 from ranks import REPOSITORY
 from requirements import need
 
+pytestmark = pytest.mark.cold
+
 need("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
 
 

@@ -11,6 +11,8 @@ import pytest
 from jobs import losses
 from ranks import BIN, REPOSITORY, Result, events, free_port, full, last, run
 
+pytestmark = pytest.mark.cold
+
 FLAGS = ("--epochs", "1", "--global-batch-size", "32")
 PYTORCH = (REPOSITORY / "pytorch" / "train.py", *FLAGS)
 TENSORFLOW = (REPOSITORY / "tensorflow" / "train.py", *FLAGS)

@@ -18,7 +18,7 @@ from allstep.commands.soak.faults import END_SECONDS, KINDS, REPORTED, InjectedF
 from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.cold]
 
 STEP = 6
 FAULT_TIMEOUT = 9

@@ -12,7 +12,7 @@ from allstep.commands.parity import command as parity
 from allstep.commands.parity.curves import Curve, apart, read_curve
 from allstep.common.catalog.strategies import STRATEGIES
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.cold]
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
 NUM_STEPS = 50

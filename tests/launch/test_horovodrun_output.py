@@ -9,6 +9,8 @@ import sys
 import pytest
 from ranks import LAUNCHERS, REPOSITORY, environment
 
+pytestmark = pytest.mark.cold
+
 LINES = [f"line {number} of some length to fill the pipe" for number in range(3000)]
 LOST = "horovodrun: output is lost ([Errno {}); the job goes on\n"
 

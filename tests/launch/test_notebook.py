@@ -8,6 +8,8 @@ import pytest
 from ranks import REPOSITORY
 from requirements import need_packages
 
+pytestmark = pytest.mark.cold
+
 need_packages("nbclient", "nbformat", "ipykernel")
 
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from ranks import Result, events, full, last, launch, run, train
 
+pytestmark = pytest.mark.cold
+
 FRAMEWORKS = ["pytorch", "tensorflow"]
 EPOCH_LINE = re.compile(
     r"Epoch = [ \d]\d: Cumulative Time = \d+\.\d{3}, Epoch Time = \d+\.\d{3}, Images/sec = \d+\.\d, "

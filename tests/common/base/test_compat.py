@@ -13,6 +13,8 @@ from ranks import run
 
 from allstep.common.base import compat
 
+pytestmark = pytest.mark.cold
+
 KERAS = """
 import os, sys
 from allstep.common.base.compat import without_unused_libraries

@@ -10,6 +10,8 @@ import sys
 import pytest
 from ranks import REPOSITORY, environment, full
 
+pytestmark = pytest.mark.cold
+
 FULL = "allstep: error: standard output cannot be written: No space left on device; make room, or send it elsewhere\n"
 LOSSES = {
     "| true": (141, ""),

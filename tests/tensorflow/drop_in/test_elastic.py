@@ -9,6 +9,8 @@ import sys
 import pytest
 from ranks import REPOSITORY, run
 
+pytestmark = pytest.mark.cold
+
 SCRIPT = REPOSITORY / "tests/tensorflow/ranks/keras_elastic.py"
 
 

@@ -1,0 +1,52 @@
+"""Start programs of PyTorch and TensorFlow as forks of a process that has imported the framework.
+
+Most of a launch in a test is the import of a framework. `tests/warm/` has the server and what its clients do. Tests
+with the mark `cold` start all processes anew: those of processes, signals, hosts and the start itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parent / "warm"
+_current = {"cold": False}
+
+
+def choose(item: pytest.Item) -> None:
+    """Note whether the test that runs starts its processes anew, as all do with `pytest --cold`."""
+    _current["cold"] = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
+
+
+def variables() -> Mapping[str, str]:
+    """Return the variables by which programs find the server, none in a test with the mark `cold`."""
+    return {} if _current["cold"] else _started()
+
+
+@functools.cache
+def _started() -> Mapping[str, str]:
+    """Start the server, which ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="warm")
+    server = subprocess.Popen(
+        [sys.executable, str(_FOLDER / "warm_server.py"), folder.name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    assert server.stdout and server.stdout.readline()
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return {"WARM_FOLDER": folder.name, "PYTHONPATH": str(_FOLDER)}
