@@ -33,6 +33,12 @@ def serve(path: str, modules: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for module in modules:
         __import__(module)
+    if "tensorflow" in modules:
+        from tensorflow.python.autograph.core import config
+
+        # Converting functions of these, which have no control flow of Python, takes most of a run.
+        others = map(config.DoNotConvert, ("horovod", "allstep.tensorflow"))
+        config.CONVERSION_RULES = (*others, *config.CONVERSION_RULES)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
