@@ -12,11 +12,9 @@ gpus.hide()
 # Imported objects are never garbage: do not scan them while tests are collected or run.
 gc.disable()
 
-# Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
 import launches  # noqa: E402
 import pytest  # noqa: E402
 import schedule  # noqa: E402
-import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
 import warm_start  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
@@ -44,6 +42,13 @@ launches.guard()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
     parser.addoption("--cold", action="store_true", help="start no process as a fork of one with a framework")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import Triton, as torch.optim would, before tests import TensorFlow, since the other order crashes it."""
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests and not config.option.collectonly:
+        import torch._dynamo  # noqa: F401
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -129,6 +128,8 @@ def test_networks_of_libraries_that_need_the_size_of_images(model, capfd):
 
 def test_arguments_of_a_librarys_network():
     dataset = Dataset(None, None, (32, 32, 3), 7)  # pyright: ignore[reportArgumentType]
+    import timm  # which takes a second, so not while tests are collected
+
     network = build_other("timm:resnet10t", dataset, 0, None, {"drop_rate": 0.25})
     assert network.drop_rate == timm.create_model("resnet10t", drop_rate=0.25).drop_rate == 0.25
     with pytest.raises(UserError, match="unexpected keyword argument 'no_such'"):
@@ -159,6 +160,8 @@ def test_a_last_batch_of_one_sample_is_known_at_the_start(layers, needs_two, num
 
 def test_weights_of_a_library_have_its_names():
     dataset = Dataset(None, None, (32, 32, 3), 7)  # pyright: ignore[reportArgumentType]
+    import timm
+
     theirs = timm.create_model("resnet10t", num_classes=7).state_dict()
     shapes = {name: array.shape for name, array in theirs.items() if not name.endswith("num_batches_tracked")}
     weights = export_weights(build_other("timm:resnet10t", dataset, 0))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import timm
 import torch
 from ranks import full
 from torch import nn
@@ -60,6 +59,8 @@ def assert_same(network: nn.Module, images: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", TIMM)
 def test_synchronised_batch_norm_keeps_what_timm_adds(name):
     torch.manual_seed(0)
+    import timm  # which takes a second, so not while tests are collected
+
     assert_same(timm.create_model(name, num_classes=3), IMAGES)
 
 

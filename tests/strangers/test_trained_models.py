@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import timm
 import torch
 import torchvision
 from ranks import full
@@ -95,6 +94,8 @@ def build(name: str) -> nn.Module:
     torch.manual_seed(1)
     library, _, name = name.partition(":")
     if library == "timm":
+        import timm  # which takes a second, so not while tests are collected
+
         return timm.create_model(name, num_classes=CLASSES, **TIMM[name])
     if library == "torchvision":
         return torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **TORCHVISION[name])

@@ -14,7 +14,7 @@ if False:  # which is enough to be taken for a program of the framework
     import {framework}
 import json, os, resource, signal, sys
 facts = {{
-    "words": [sys.argv, sys.orig_argv, __name__, __file__, sys.modules["__main__"].__file__],
+    "words": [sys.argv, sys.orig_argv, __name__, globals().get("__file__")],
     "path": [name for name in sys.path if "tests/warm" not in name], "folder": os.getcwd(),
     "variables": {{name: value for name, value in os.environ.items() if name != "WARM_FOLDER"}},
     "cpus": list(os.sched_getaffinity(0)), "umask": os.umask(0),
@@ -44,7 +44,7 @@ def result_of(program: Path, variables: dict, *words: str) -> tuple[int, tuple, 
 def test_as_in_a_process_of_its_own(framework, end, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(framework=framework, end=ENDS[end]))
-    for words in (["program.py", "--flag", "a b"], ["-u", str(program)]):
+    for words in (["program.py", "--flag", "a b"], ["-u", str(program)], ["-c", program.read_text(), "--flag"]):
         status, (facts, forked), error = result_of(program, environment(), *words)
         assert (status, (facts, not forked), error) == result_of(program, environment(WARM_FOLDER=""), *words)
         assert forked

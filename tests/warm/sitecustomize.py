@@ -36,17 +36,22 @@ def _request():
         for name in _FRAMEWORKS:
             if words[1].startswith(f"allstep.{name.decode()}."):
                 return name.decode(), unbuffered, words
-    if not words or words[0].startswith("-"):
+    if words[:1] == ["-c"]:
+        text = words[1].encode()
+    elif not words or words[0].startswith("-"):
         return None
-    try:
-        with open(words[0], "rb") as file:
-            text = file.read(1 << 16)
-    except OSError:
-        return None
+    else:
+        try:
+            with open(words[0], "rb") as file:
+                text = file.read(1 << 16)
+        except OSError:
+            return None
     import re
 
     found = [
-        name for name, modules in _FRAMEWORKS.items() if re.search(rb"^\s*(import|from) (%b)\b" % modules, text, re.M)
+        name
+        for name, modules in _FRAMEWORKS.items()
+        if re.search(rb"^\s*(?:import (?:[\w.]+, )*|from )(%b)\b" % modules, text, re.M)
     ]
     return (found[0].decode(), unbuffered, words) if len(found) == 1 else None
 

@@ -198,6 +198,9 @@ def program(request):
         sys.argv[:], sys.path[0] = [spec.origin, *words[2:]], os.getcwd()
         module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
         code = spec.loader.get_code(spec.name)
+    elif words[0] == "-c":
+        sys.argv[:], sys.path[0] = ["-c", *words[2:]], ""
+        code = compile(words[1], "<string>", "exec")
     else:
         sys.argv[:], sys.path[0] = words, os.path.dirname(os.path.realpath(words[0]))
         module.__file__ = os.path.abspath(words[0])

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # scipy.stats is imported when it is used
 from compared import cell, made, output, result
 from compared import estimate as estimated
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # scipy.stats is imported when it is used
 from ranks import run
 
 from allstep.commands.compare.synthetic import local_batch, run_steps

@@ -10,9 +10,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import scipy  # scipy.stats is imported when it is used
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from allstep.common.base.errors import UserError
 from allstep.common.data import sharding
@@ -196,7 +196,7 @@ def test_all_permutations_are_equally_likely(num_samples):
     """Oracle: chi-square over the factorial of num_samples classes, odd and even permutations among them."""
     classes = {order: number for number, order in enumerate(permutations(range(num_samples)))}
     orders = [classes[tuple(whole_order(num_samples, epoch=epoch).tolist())] for epoch in range(100 * len(classes))]
-    assert_chance(stats.chisquare(np.bincount(orders, minlength=len(classes))).pvalue)
+    assert_chance(scipy.stats.chisquare(np.bincount(orders, minlength=len(classes))).pvalue)
 
 
 @pytest.mark.parametrize("vary", ["epoch", "seed"])
@@ -218,7 +218,7 @@ def uniformity_of_cells(rows: np.ndarray, columns: np.ndarray, num_bins: int) ->
     cells = np.bincount((rows * num_bins // num_samples * num_bins + columns * num_bins // num_samples).ravel())
     expected = rows.size / num_bins**2
     statistic = ((cells - expected) ** 2 / expected).sum() * (num_samples - 1) / num_samples
-    return stats.chi2.sf(statistic, (num_bins - 1) ** 2)
+    return scipy.stats.chi2.sf(statistic, (num_bins - 1) ** 2)
 
 
 def orders_of_500(**numbers) -> np.ndarray:
@@ -249,14 +249,14 @@ def test_positions_are_uniform(orders_by_epoch):
 def test_single_positions_are_uniform(position, orders_by_epoch):
     """Oracle: chi-square over 20 ranges of samples."""
     counts = np.bincount(orders_by_epoch[:, position] * 20 // 500, minlength=20)
-    assert_chance(stats.chisquare(counts).pvalue)
+    assert_chance(scipy.stats.chisquare(counts).pvalue)
 
 
 @pytest.mark.parametrize("distance", [1, 2, 15, 16, 17, 32, 250])
 def test_neighbours_are_uniform(distance, orders_by_epoch):
     """Oracle: chi-square of the differences of samples; the network's lower half has 16 values."""
     differences = (orders_by_epoch[:, distance:] - orders_by_epoch[:, :-distance]) % 500
-    assert_chance(stats.chisquare(np.bincount(differences.ravel(), minlength=500)[1:]).pvalue)
+    assert_chance(scipy.stats.chisquare(np.bincount(differences.ravel(), minlength=500)[1:]).pvalue)
 
 
 @pytest.mark.parametrize("neighbours", ["orders_by_epoch", "orders_by_seed"])
@@ -266,14 +266,14 @@ def test_neighbouring_orders_are_independent(neighbours, request):
     one, other = orders[:-1:2], orders[1::2]
     assert_chance(uniformity_of_cells(one, other, 50))
     staying = np.minimum((one == other).sum(axis=1), 4)
-    expected = len(one) * np.append(stats.poisson.pmf(range(4), 1), stats.poisson.sf(3, 1))
-    assert_chance(stats.chisquare(np.bincount(staying, minlength=5), expected).pvalue)
+    expected = len(one) * np.append(scipy.stats.poisson.pmf(range(4), 1), scipy.stats.poisson.sf(3, 1))
+    assert_chance(scipy.stats.chisquare(np.bincount(staying, minlength=5), expected).pvalue)
 
 
 def test_odd_and_even_permutations(orders_by_epoch):
     """Oracle: the binomial test; a network that adds without carry would make only even permutations."""
     odd = sum((500 - num_cycles(order)) % 2 for order in orders_by_epoch[:400])
-    assert_chance(stats.binomtest(odd, 400).pvalue)
+    assert_chance(scipy.stats.binomtest(odd, 400).pvalue)
 
 
 def num_cycles(order: np.ndarray) -> int:

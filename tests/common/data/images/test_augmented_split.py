@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # scipy.stats is imported when it is used
 from PIL import Image, ImageEnhance
 
 from allstep.common.base.errors import UserError
