@@ -9,7 +9,6 @@ The state may consist of numbers, strings, lists, mappings, arrays and torch ten
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import numpy as np
 
 from allstep.common.base.terminal import warn
 from allstep.common.files import array_json
-from allstep.common.files.disk import discard, foreign_entries
+from allstep.common.files.disk import discard, foreign_entries, unused
 from allstep.common.launch.placement import find_placement
 
 _REPLACED = ".old-"
@@ -95,8 +94,7 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
 def _set_aside(folder: Path, later: list[Path]) -> None:
     """Move the checkpoints of an earlier run to a folder of their own."""
     if later:
-        number = next(number for number in itertools.count(1) if not (folder / f"previous-{number}").exists())
-        aside = folder / f"previous-{number}"
+        aside = unused(folder / "previous")
         aside.mkdir()
         for path in later:
             path.rename(aside / path.name)

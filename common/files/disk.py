@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import socket
 import stat
@@ -45,6 +46,12 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def unused(path: Path) -> Path:
+    """Return PATH-1, or the first of PATH-2, PATH-3, ... that does not exist, not as a broken link either."""
+    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def try_folder(path: Path) -> None:

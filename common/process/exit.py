@@ -139,8 +139,9 @@ def speak(message: str) -> None:
     """Print why this rank stops; only the first call, from any thread, has an effect."""
     if _speaking.acquire(blocking=False):  # never released
         for stream, text in ((sys.stdout, ""), (sys.stderr, message)):
-            with contextlib.suppress(OSError, UserError, SystemExit, AttributeError):  # its reader may be gone
-                print_line(text, stream) if text else stream.flush()
+            with contextlib.suppress(OSError, UserError, SystemExit):  # its reader may be gone
+                if stream is not None:  # closed
+                    print_line(text, stream) if text else stream.flush()
         if message and _launcher not in (None, os.getppid()):
             write_to_terminal(message)
 

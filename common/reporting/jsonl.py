@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
 from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
+from allstep.common.files.disk import unused
 from allstep.common.files.records import NonNegative, Whole, from_json
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.files.schema import Mismatch
@@ -73,7 +73,7 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
     Events that a killed run reported after saving the checkpoint are removed, at step 0 all events. A file with lines
     that no run wrote is kept next to it. Raises UserError if the file is not from a run, or cannot be read or written.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     with output_dir_errors(path):
         *lines, last = read_regular(path, maximum=_LARGEST_FILE).split(b"\n")
@@ -99,8 +99,7 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
 
 
 def _keep_beside(path: Path, num_broken: int) -> None:
-    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
-    aside = next(name for name in names if not os.path.lexists(name))
+    aside = unused(path.with_name(f"{path.name}.damaged"))
     with output_dir_errors(path):
         path.rename(aside)
     warn(f"{num_broken} line(s) of {path} are damaged and left out; the file as it was is kept in {aside}")

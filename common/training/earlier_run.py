@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from allstep.common.base.terminal import warn
 from allstep.common.checkpoint.select import checkpoint_directories
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.exact import trace
+from allstep.common.files.disk import unused
 from allstep.common.reporting.base import output_dir_errors
 
 
@@ -44,10 +45,9 @@ def set_aside(directory: Path) -> None:
         directory / name
         for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", "profile", trace.FOLDER)
     ]
-    left = [path for path in left if path.exists()]
+    left = [path for path in left if os.path.lexists(path)]
     if left:
-        number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
-        aside = directory / f"previous-{number}"
+        aside = unused(directory / "previous")
         with output_dir_errors(aside):
             aside.mkdir()
             for path in left:

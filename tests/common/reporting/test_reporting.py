@@ -22,6 +22,7 @@ from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
 from allstep.common.reporting.console import epoch_line
 from allstep.common.reporting.jsonl import JsonLines, rewind
+from allstep.common.training.earlier_run import set_aside
 
 EPOCH = {
     "train_loss": 0.5,
@@ -180,6 +181,14 @@ def test_a_fifo_is_neither_rewound_nor_written_to(tmp_path):
             open_it(tmp_path / "metrics.jsonl")
 
 
+def test_a_broken_link_is_not_followed(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="No such file or directory; move it elsewhere"):
+        rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
+    set_aside(tmp_path)
+    assert (tmp_path / "previous-1" / "metrics.jsonl").is_symlink() and not (tmp_path / "elsewhere").exists()
+
+
 def test_rewinding_nothing(tmp_path):
     rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
     assert not list(tmp_path.iterdir())
@@ -224,6 +233,7 @@ import resource, sys
 from pathlib import Path
 from allstep.common.base.errors import UserError
 from allstep.common.recipe.progress import Progress
+from allstep.common.training.earlier_run import set_aside
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.reporting.tensorboard import TensorBoard
 path = Path(sys.argv[1])
