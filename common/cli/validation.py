@@ -252,6 +252,7 @@ _OF_SAMPLES = tuple(name for name in FORMATS if name != "text")
 DATA_FLAGS = {
     "task": (*_OF_SAMPLES, PYTHON, PROGRAM),
     "text_tokens": ("text",),
+    "data_workers": (PYTHON, PROGRAM),
     "validation_part": ("image-folder", *_OF_SAMPLES),
     "exif_orientation": ("image-folder", *(name for name in _OF_SAMPLES if name != "npz")),
 }

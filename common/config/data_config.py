@@ -117,6 +117,10 @@ class DataConfig:
     decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
     """image-folder, and your own image files: decoding threads per rank; default: the rank's share of cores."""
 
+    data_workers: Annotated[int, whole(0, 256, "as each is a process of every rank")] = 0
+    """Map-style data sets, of FILE.py:FUNCTION or a Session: processes per rank that read samples, as num_workers of
+    PyTorch's DataLoader; 0: the rank itself reads them."""
+
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """image-folder in PyTorch: device that decodes and resizes JPEG files. auto is cpu, so that curves do not depend on
     the machine: gpu (nvJPEG) rounds pixels differently. gpu helps hosts with few cores per GPU."""

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from allstep.common.config.train_config import TrainConfig
 
-_OF_EACH_RANK = ("data-dir", "mirror", "decode-threads", "mlflow", "wandb", "tensorboard", "timeline", "profile-ranks")
-"""Flags that may differ: where a host has its files, and what rank 0 alone reads."""
+_OF_EACH_RANK = (
+    *("data-dir", "mirror", "decode-threads", "data-workers"),
+    *("mlflow", "wandb", "tensorboard", "timeline", "profile-ranks"),
+)
+"""Flags that may differ: where a host has its files and how many cores, and what rank 0 alone reads."""
 
 
 def flags_of(config: TrainConfig) -> dict[str, str]:

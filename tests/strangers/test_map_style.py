@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import os
 import random
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +20,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import Fault, UserError
 from allstep.common.data.datasets import DataConfig, Dataset
 from allstep.common.data.formats.user_samples import as_dataset
 
@@ -50,8 +56,8 @@ class Fetched(Samples):
         return [(2 * X[index], int(Y[index])) for index in indices]
 
 
-def opened(samples: Any) -> Dataset:
-    return as_dataset(samples, samples, DataConfig(), where="the samples")
+def opened(samples: Any, data_workers: int = 0) -> Dataset:
+    return as_dataset(samples, samples, DataConfig(data_workers=data_workers), where="the samples")
 
 
 def read(dataset: Dataset, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -76,8 +82,9 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("data_workers", [0, pytest.param(3, marks=pytest.mark.launch)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_those_of_the_loader_of_pytorch(kind):
+def test_samples_are_those_of_the_loader_of_pytorch(kind, data_workers):
     samples = KINDS[kind]
     inputs, labels = [], []
     for one in DataLoader(samples, batch_size=1, collate_fn=lambda batch: batch[0]):
@@ -86,7 +93,7 @@ def test_samples_are_those_of_the_loader_of_pytorch(kind):
         inputs.append(np.asarray(fields.get("x", fields.get("image")), np.float32))
         label = fields.get("y", fields.get("label"))
         labels.append("abc".index(label.decode()) if isinstance(label, bytes) else int(label))
-    dataset = opened(samples)
+    dataset = opened(samples, data_workers)
     assert (dataset.task, dataset.num_classes) == ("classification", 3)
     found = read(dataset)
     np.testing.assert_array_equal(found[0], np.array(inputs))
@@ -106,6 +113,16 @@ def test_random_samples_depend_on_seed_epoch_and_number_alone(draw):
     assert len(np.unique((whole - X.numpy())[:, 0].round(5))) > SIZE // 2
     assert random.getstate() == states[0] and np.array_equal(np.random.get_state()[1], states[1])
     assert torch.equal(torch.get_rng_state(), states[2])
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+def test_random_samples_are_the_same_by_processes(draw):
+    samples = Samples(lambda index: (X[index] + draw(), int(Y[index])))
+    by_others = opened(samples, data_workers=2)
+    assert by_others.train.parallel
+    for epoch in range(2):
+        np.testing.assert_array_equal(read(by_others, epoch)[0], read(opened(samples), epoch)[0])
 
 
 def test_samples_are_read_one_after_the_other():
@@ -132,6 +149,67 @@ def test_samples_are_read_one_after_the_other():
     for thread in threads:
         thread.join()
     assert dataset.train.parallel and not failed
+
+
+class InAFile(torch.utils.data.Dataset):
+    """Samples of 8 bytes in a file that is opened with the first one, as people open HDF5 for DataLoader's workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, None
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        self.file = self.file or self.path.open("rb", buffering=0)
+        self.file.seek(8 * index)
+        return np.frombuffer(self.file.read(4) + self.file.read(4), np.float32), index % 3
+
+
+@pytest.mark.launch
+def test_each_process_opens_files_of_its_own(tmp_path):
+    values = np.arange(1000, dtype=np.float32)
+    (tmp_path / "values").write_bytes(values.tobytes())
+    inputs, _ = read(opened(InAFile(tmp_path / "values"), data_workers=4))
+    np.testing.assert_array_equal(inputs, values.reshape(500, 2))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("last_words", "expected"), [("os._exit(1)", Fault), ("1 / 0", UserError)])
+def test_a_process_that_reads_fails(last_words, expected):
+    own = os.getpid()
+
+    def sample(index: int) -> tuple[torch.Tensor, int]:
+        assert os.getpid() != own
+        return X[index], int(Y[index]) if index != 13 else eval(last_words)
+
+    dataset = opened(Samples(sample, targets=Y.tolist()), data_workers=2)
+    with pytest.raises(expected, match="lower --data-workers" if expected is Fault else "division by zero"):
+        read(dataset)
+
+
+@pytest.mark.launch
+def test_processes_that_read_end_with_a_killed_rank(tmp_path):
+    program = """
+import os, time
+from allstep.common.data.formats.worker_processes import WorkerProcesses
+print(WorkerProcesses(os, 1, "the samples").call(os.getpid), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    reader = int(result.stdout)
+    for _ in range(300):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(reader, 0)
+            time.sleep(0.1)
+            continue
+        return
+    raise AssertionError(f"process {reader} goes on")
+
+
+def test_only_map_style_data_is_read_by_processes():
+    with pytest.raises(UserError, match="needs a map-style data set, and the samples is none; leave it out"):
+        opened((X.numpy(), Y.numpy()), data_workers=2)
 
 
 def test_what_is_told(capfd):

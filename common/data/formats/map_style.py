@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.layout import channels_last, is_tensor, plain
 from allstep.common.data.formats.parts import choose_fields
+from allstep.common.data.formats.worker_processes import WorkerProcesses
 from allstep.common.launch.placement import apparent_rank
 
 _LOOKED_AT = 16
@@ -43,6 +45,16 @@ def is_map_style(samples: Any) -> bool:
     return not {base.__name__ for base in kind.__mro__} & _OTHER_BASES
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Facts about samples that the first one tells."""
+
+    fields: tuple[tuple[str, ...], str] | None = None
+    """Names of the inputs and the target in samples that are mappings."""
+    is_drawn: bool = True
+    """Whether samples draw random numbers."""
+
+
 class MapStyle:
     """Reads samples of a map-style data set by their indices, with images in channels last.
 
@@ -57,11 +69,14 @@ class MapStyle:
         Raises UserError if there are no samples, or a sample is not an input and a target.
         """
         self.samples, self.where, self._config = samples, where, config
-        self._fields: tuple[tuple[str, ...], str] | None = None
+        self._found = _Found()
         self._is_of_torch = any(base.__module__.startswith("torch.utils.data") for base in type(samples).__mro__)
         if not len(samples):
             raise UserError(f"expected at least 1 sample in {where}, received none; add samples")
-        self._turn, first = threading.Lock(), self._look_at_first()
+        self._turn = threading.Lock()
+        self._workers = WorkerProcesses(self, config.data_workers, where) if config.data_workers else None
+        first, self._found = self._workers.call(self.look_at_first) if self._workers else self.look_at_first()
+        self.parallel = not self._found.is_drawn or self._workers is not None
         self.class_names = class_names_of(samples)
         self.num_classes = getattr(samples, "num_classes", None) or len(self.class_names) or None
         self.num_tokens = getattr(samples, "num_tokens", None)
@@ -71,32 +86,46 @@ class MapStyle:
         return len(self.samples)
 
     def read(self, indices: np.ndarray, epoch: int) -> tuple[list[Any], list[Any]]:
-        """Return inputs and targets of samples, read one after the other: a data set need not be safe for threads."""
-        numbers = [int(index) for index in indices]
-        with self._turn:
-            if self.parallel and (read_all := self._reader()):
-                pairs = [self._pair(sample) for sample in call_often(read_all, numbers, flag=self.where)]
-            else:
-                pairs = [self._sample(number, epoch) for number in numbers]
+        """Return inputs and targets of samples, each process reading one after the other: a data set need not be safe
+        for threads."""
+        pairs = self._all(self.pairs, [int(index) for index in indices], epoch)
         return [one for one, _ in pairs], [target for _, target in pairs]
+
+    def pairs(self, numbers: list[int], epoch: int, found: _Found) -> list[tuple[Any, Any]]:
+        """Return inputs and targets of samples, which this process reads."""
+        self._found = found
+        if not found.is_drawn and (read_all := self._reader()):
+            return [self._pair(sample) for sample in call_often(read_all, numbers, flag=self.where)]
+        return [self._sample(number, epoch) for number in numbers]
+
+    def targets_of(self, numbers: list[int], found: _Found) -> list[Any]:
+        """Return the targets of samples, which this process reads."""
+        self._found = found
+        return [self._sample(number)[1] for number in numbers]
+
+    def _all(self, method: Callable[..., list[Any]], numbers: list[int], *arguments: Any) -> list[Any]:
+        """Return what a method returns for samples, by the processes that read or in this one."""
+        if self._workers:
+            return self._workers.split(method, numbers, *arguments, self._found)
+        with self._turn:
+            return method(numbers, *arguments, self._found)
 
     def _reader(self) -> Callable[[list[int]], Sequence[Any]] | None:
         """Return the method that reads several samples, which PyTorch's DataLoader calls where there is one."""
         return getattr(self.samples, "__getitems__", None)
 
-    def _look_at_first(self) -> Any:
-        """Return the target of the first sample, and find out whether samples are drawn at random.
+    def look_at_first(self) -> tuple[Any, _Found]:
+        """Return the target of the first sample, and find out which fields it has and whether samples are random.
 
-        Generators are the process's, and so those of dropout: samples that draw are read between steps.
+        Generators are the process's, and so those of dropout: samples that draw are read between steps, or by other
+        processes.
         """
-        self.parallel = False
         with seeded():
             before = draws()
             sample, target = self._pair(self._read(0), tells=True)
             is_drawn = draws() != before
         with seeded():
             again, _ = self._pair(self._read(0))
-        self.parallel = not is_drawn
         if not np.array_equal(np.asarray(sample), np.asarray(again)) and apparent_rank() == 0:
             warn(
                 f"{self.where} draws random numbers from a generator of its own, which no seed sets: its samples "
@@ -107,29 +136,29 @@ class MapStyle:
                 f"each input of {self.where} is one number and each target {np.size(target)}: return the input first "
                 "if they are the wrong way round"
             )
-        return target
+        return target, dataclasses.replace(self._found, is_drawn=is_drawn)
 
     def _may_be_class(self, first: Any) -> bool:
         """Return whether targets are class numbers, which may be floating-point numbers."""
         kind = np.asarray(first).dtype.kind
         if np.size(first) != 1 or kind not in "iubf":
             return False
-        looked_at = range(min(len(self), _LOOKED_AT)) if kind == "f" else ()
-        return all(float(self._sample(index)[1]).is_integer() for index in looked_at)
+        looked_at = list(range(min(len(self), _LOOKED_AT))) if kind == "f" else []
+        return all(float(target).is_integer() for target in self._all(self.targets_of, looked_at))
 
     def _labels(self) -> np.ndarray | None:
         labels, last = labels_of(self.samples), len(self) - 1
-        looked_at = {0, last // 2, last}
-        if labels is not None and all(labels[index] == self._sample(index)[1] for index in looked_at):
+        looked_at = sorted({0, last // 2, last})
+        if labels is not None and np.array_equal(labels[looked_at], np.ravel(self._all(self.targets_of, looked_at))):
             return labels
         if self.num_classes is not None:
             return None
         if apparent_rank() == 0:
             print_line(f"allstep: all {len(self)} samples of {self.where} are read once for their labels", sys.stderr)
-        return np.array([self._sample(index)[1] for index in range(len(self))]).reshape(len(self))
+        return np.array(self._all(self.targets_of, list(range(len(self))))).reshape(len(self))
 
     def _sample(self, index: int, epoch: int = 0) -> tuple[Any, Any]:
-        with contextlib.nullcontext() if self.parallel else seeded(self._config.seed, epoch, index):
+        with seeded(self._config.seed, epoch, index) if self._found.is_drawn else contextlib.nullcontext():
             return self._pair(self._read(index))
 
     def _read(self, index: int) -> Any:
@@ -143,9 +172,7 @@ class MapStyle:
         elif dataclasses.is_dataclass(sample):
             sample = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
         if isinstance(sample, Mapping):
-            if self._fields is None:
-                self._fields = self._chosen(sample, tells=tells)
-            inputs, target = self._fields
+            inputs, target = self._found.fields or self._choose_fields(sample, tells=tells)
             values = [self._input(sample[name]) for name in inputs]
             return values[0] if len(values) == 1 else np.stack(values).reshape(-1), plain(sample[target])
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
@@ -156,7 +183,7 @@ class MapStyle:
             )
         return self._input(sample[0]), plain(sample[1])
 
-    def _chosen(self, sample: Mapping[str, Any], *, tells: bool) -> tuple[tuple[str, ...], str]:
+    def _choose_fields(self, sample: Mapping[str, Any], *, tells: bool) -> tuple[tuple[str, ...], str]:
         inputs, target = choose_fields(list(sample), self._config, self.where)
         others = [name for name in sample if name not in (*inputs, target)]
         if others and tells and apparent_rank() == 0:
@@ -165,6 +192,7 @@ class MapStyle:
                 f"left out: {', '.join(map(str, others))}",
                 sys.stderr,
             )
+        self._found = dataclasses.replace(self._found, fields=(inputs, target))
         return inputs, target
 
     def _input(self, value: Any) -> Any:

@@ -27,6 +27,8 @@ def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -
         where: name of the data set in error messages.
         task: `DataConfig.task`.
     """
+    if config.data_workers and not is_map_style(train):
+        raise UserError(f"--data-workers (data_workers) needs a map-style data set, and {where} is none; leave it out")
     split = as_split(train, where, config)
     if validation is None:
         parts = hold_out(split, split, share=config.validation_share, seed=config.seed, where=where)
