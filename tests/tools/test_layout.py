@@ -110,6 +110,7 @@ ASSIGNED = {
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/prove/programs/warm_ranks.py": "a fork takes the arguments of the script that it runs",
     "tests/tools/test_layout.py": "what the search must find",
+    "tests/warm/warm_server.py": "a fork takes the arguments of the program that it runs",
 }
 PARTS = ("common", "pytorch", "tensorflow", "commands", "benchmarks", "examples", "tests")
 

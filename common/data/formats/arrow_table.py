@@ -215,9 +215,9 @@ class ArrowImages:
         return data
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
-        import pyarrow.compute
+        from pyarrow.compute import call_function
 
-        return pyarrow.compute.binary_length(self.column).fill_null(0).to_numpy()[indices]
+        return call_function("binary_length", [self.column]).fill_null(0).to_numpy()[indices]
 
     def name(self, index: int) -> str:
         return f"{self.where}, row {index}"
