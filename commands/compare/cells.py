@@ -30,12 +30,6 @@ PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 _A_DAY = 24 * 60 * 60
 
 
-def synthetic_images(model: str) -> tuple[str | int, ...]:
-    """Return flags for the image size and the number of classes for which the network was designed."""
-    entry = entry_of(model)
-    return "--synthetic-shape", *entry.benchmark_image, "--synthetic-classes", entry.benchmark_classes
-
-
 @dataclass(frozen=True)
 class Settings:
     """Settings that all cells have in common; a results directory holds cells of only one setting."""
@@ -161,14 +155,11 @@ def matrix(
     for workload, model, batch_size, precision, compiled in tables:
         for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
             cell = Cell(workload, framework, strategy, number, model, batch_size, precision, compiled)
-            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and _can_be(cell)):
+            entry = STRATEGIES[framework].get(trainers_name(strategy))
+            can_be = entry and entry.can_have(number) and (not compiled or "compile" in entry.flags)
+            if strategy == INDEPENDENT or can_be:
                 cells.append(cell)
     return list(dict.fromkeys(cells))
-
-
-def _can_be(cell: Cell) -> bool:
-    entry = strategy_entry(cell)
-    return entry.can_have(cell.ranks) and (not cell.compiled or "compile" in entry.flags)
 
 
 def commands(
@@ -206,8 +197,10 @@ def commands(
 def training_flags(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
     """Return the flags that set what a rank trains, on which images and for how long."""
     if kind == "synthetic":
+        designed_for = entry_of(model)
         return (
-            *("--model", model, *synthetic_images(model)),
+            *("--model", model, "--synthetic-shape", *designed_for.benchmark_image),
+            *("--synthetic-classes", designed_for.benchmark_classes),
             *("--num-warmup-batches", settings.num_warmup_batches),
             *("--num-batches-per-iter", settings.num_batches_per_iter),
             *("--num-iters", settings.num_iters),

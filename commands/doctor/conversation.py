@@ -77,11 +77,8 @@ class Agent:
             raise NoAnswer(fault("ssh", f"answers with something else: {error}", _SAME_VERSION)) from None
         finally:
             limit.cancel()
-        raise NoAnswer(self._why_gone())
-
-    def _why_gone(self) -> Finding:
         _, errors = self._process.communicate()
-        return why_gone(self.host, self._process.returncode, errors.decode(errors="replace"))
+        raise NoAnswer(why_gone(self.host, self._process.returncode, errors.decode(errors="replace")))
 
     def clock(self) -> tuple[Clock, int]:
         """Return the offset of the host's clock, from the fastest of a few answers, and the agent's port."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
-from allstep.commands.shared.reading import content, first_line
+from allstep.commands.shared.reading import content, run_output
 from allstep.common.base.checkout import setup_command
 
 
@@ -43,7 +43,7 @@ def read() -> Launchers:
     agent = re.search(r"^orte_launch_agent\s*=\s*(\S+)", parameters, re.MULTILINE)
     return Launchers(
         environment=sys.prefix,
-        mpirun=first_line(mpirun, "--version") if mpirun else None,
+        mpirun=(run_output(mpirun, "--version") or "").partition("\n")[0] or None if mpirun else None,
         horovodrun=(folder / "horovodrun").exists(),
         daemon=agent[1] if agent else None,
         daemon_exists=agent is not None and Path(agent[1]).exists(),

@@ -35,7 +35,7 @@ from allstep.commands.forecast.allreduce import Link
 from allstep.commands.forecast.causes import NOTICED, UNKNOWN, bottleneck, what_helps
 from allstep.commands.forecast.control_plane import ControlPlane, control_plane
 from allstep.commands.forecast.flags import parse
-from allstep.commands.forecast.forecast import Forecast, forecast
+from allstep.commands.forecast.forecast import forecast
 from allstep.commands.forecast.parameters import BOUNDS
 from allstep.commands.forecast.question import Question, read_question
 from allstep.commands.forecast.records import ForecastRow, ForecastsResult, ValidationResult
@@ -86,7 +86,9 @@ def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
         added = 1 + control.share
         if control.share > max(NOTICED, share):
             cost, share = f"control plane ({control.costliest})", control.share / added
-        found, low = _slowed(found, added), low / added
+        speed, efficiency = found.images_per_second / added, found.efficiency / added
+        found = replace(found, total=found.total * added, efficiency=efficiency, images_per_second=speed)
+        low /= added
         helps = (helps[0], helps[1] / added) if helps else None
     seconds = None
     if flags.samples:
@@ -94,12 +96,6 @@ def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
         seconds = epochs * flags.samples / found.images_per_second
     limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps, "control_plane": control}
     return ForecastRow(**vars(found), **limits, seconds_to_accuracy=seconds, low=low, high=high)
-
-
-def _slowed(found: Forecast, factor: float) -> Forecast:
-    """Return the forecast of a step that takes `factor` times as long."""
-    speed = found.images_per_second / factor
-    return replace(found, total=found.total * factor, efficiency=found.efficiency / factor, images_per_second=speed)
 
 
 def _line(row: ForecastRow) -> str:

@@ -102,7 +102,8 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     """Forecast a step on `num_ranks`."""
     alone = one_rank_seconds(workload, machine)
     step, closed_form = _step(workload, machine, alone, num_ranks)
-    wait_for_input = _wait_for_input(workload, machine, num_ranks)
+    local = machine.cluster.ranks_on_node(num_ranks)
+    wait_for_input = workload.batch_size * max(local / machine.node_input, num_ranks / machine.storage_input)
     total = max(step.total, wait_for_input)
     return Forecast(
         num_ranks,
@@ -130,11 +131,6 @@ def one_rank_seconds(workload: Workload, machine: Machine) -> float:
         following = max(alone / 10, alone - off * (alone - before) / (off - off_before))
         before, off_before, alone = alone, off, following
     return alone
-
-
-def _wait_for_input(workload: Workload, machine: Machine, num_ranks: int) -> float:
-    local = machine.cluster.ranks_on_node(num_ranks)
-    return workload.batch_size * max(local / machine.node_input, num_ranks / machine.storage_input)
 
 
 def _step(workload: Workload, machine: Machine, alone: float, num_ranks: int) -> tuple[SimulatedStep, float]:

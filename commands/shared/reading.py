@@ -20,12 +20,6 @@ def run_output(*command: str, given: str = "", seconds: float = 10) -> str | Non
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def first_line(*command: str) -> str | None:
-    """Return the first line of a command's output; None if there is none."""
-    lines = (run_output(*command) or "").splitlines()
-    return lines[0] if lines else None
-
-
 def content(path: str | Path) -> str | None:
     """Return the content of a kernel file; None if it cannot be read."""
     try:

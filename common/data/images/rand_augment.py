@@ -7,6 +7,7 @@ and flip by themselves, and images whose orientation matters, such as digits, mu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,58 +31,29 @@ def rand_augment(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """
     from PIL import Image
 
-    changed = np.empty_like(images)
+    operations, changed = _operations(), np.empty_like(images)
     for pixels, numbers, out in zip(images, draws, changed, strict=True):
         image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
         for choice, direction in numbers.reshape(-1, 2):
-            operation = _OPERATIONS[int(choice * len(_OPERATIONS))]
+            operation = operations[int(choice * len(operations))]
             image = operation(image, _STRENGTH if direction < 0.5 else -_STRENGTH)
         out[:] = np.asarray(image).reshape(pixels.shape)
     return changed
 
 
-def _enhance(name: str) -> Callable[[Image, float], Image]:
-    """Return an operation that applies one of Pillow's enhancements by the factor 1 + 0.9 * strength."""
+@functools.cache
+def _operations() -> tuple[Callable[[Image, float], Image], ...]:
+    """Return the operations on an image by a strength from -1 to 1."""
+    from PIL import ImageEnhance, ImageOps
 
-    def operation(image: Image, strength: float) -> Image:
-        from PIL import ImageEnhance
+    def enhancing(kind: Callable[[Image], ImageEnhance._Enhance]) -> Callable[[Image, float], Image]:
+        return lambda image, strength: kind(image).enhance(1 + 0.9 * strength)
 
-        return getattr(ImageEnhance, name)(image).enhance(1 + 0.9 * strength)
-
-    return operation
-
-
-def _identity(image: Image, strength: float) -> Image:
-    return image
-
-
-def _auto_contrast(image: Image, strength: float) -> Image:
-    from PIL import ImageOps
-
-    return ImageOps.autocontrast(image)
-
-
-def _equalize(image: Image, strength: float) -> Image:
-    from PIL import ImageOps
-
-    return ImageOps.equalize(image)
-
-
-def _posterize(image: Image, strength: float) -> Image:
-    """Keep the upper bits of each pixel."""
-    from PIL import ImageOps
-
-    return ImageOps.posterize(image, 8 - round(4 * abs(strength)))
-
-
-def _solarize(image: Image, strength: float) -> Image:
-    """Invert the pixels above a threshold."""
-    from PIL import ImageOps
-
-    return ImageOps.solarize(image, round(256 * (1 - abs(strength))))
-
-
-_OPERATIONS = (
-    *(_identity, _auto_contrast, _equalize, _posterize, _solarize),
-    *map(_enhance, ("Color", "Contrast", "Brightness", "Sharpness")),
-)
+    return (
+        lambda image, _: image,
+        lambda image, _: ImageOps.autocontrast(image),
+        lambda image, _: ImageOps.equalize(image),
+        lambda image, strength: ImageOps.posterize(image, 8 - round(4 * abs(strength))),  # keeps the upper bits
+        lambda image, strength: ImageOps.solarize(image, round(256 * (1 - abs(strength)))),  # inverts above a threshold
+        *map(enhancing, (ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Brightness, ImageEnhance.Sharpness)),
+    )
