@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.commands.bisect.replay import NotReplayed, replay
+from allstep.commands.bisect.replay import replay
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
 from allstep.common.catalog import user_file
@@ -196,7 +196,7 @@ def _verdict(path: Path, recorded: Trace, step: int, code: Sequence[str]) -> str
     """Replay a run and return in words whether it reproduces its own digests."""
     try:
         difference = first_difference(recorded, replay(path, recorded.first, step, code))
-    except NotReplayed as error:
+    except UserError as error:
         return f"not replayed: {error}"
     if difference is None:
         return f"step {step} gives its own digests again: what makes it differ is its configuration, code or versions"

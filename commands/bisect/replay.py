@@ -11,12 +11,12 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import LAUNCHERS, start
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.common.base.errors import quote
+from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import max_local_ranks
 from allstep.common.catalog import user_file
 from allstep.common.catalog.strategies import FRAMEWORKS
@@ -38,37 +38,38 @@ _GIVEN_FLAGS = (
 _REMOTE_FLAGS = ("mlflow", "wandb", "mirror")  # a replay tells no other machine of itself
 
 
-class NotReplayed(Exception):
-    """A run cannot be replayed; the message gives the reason."""
-
-
 def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()) -> Trace:
     """Replay the run in `output_dir` up to `step` and return the trace; nothing is written to `output_dir`.
 
     `code` is the FILE.py:FUNCTION that the user has named; a run directory is data, and its other files are not
-    imported. Raises NotReplayed if the replay cannot be started on this machine, or has failed.
+    imported. Raises UserError if the replay cannot be started on this machine, or has failed.
     """
+    import yaml
+
     if header.framework not in FRAMEWORKS:
-        raise NotReplayed(f"its framework is {quote(header.framework)}")
+        raise UserError(f"its framework is {quote(header.framework)}")
     if header.local_size != header.world_size:
-        raise NotReplayed(f"it was on several hosts, and {header.world_size} ranks are more than this one had")
+        raise UserError(f"it was on several hosts, and {header.world_size} ranks are more than this one had")
     if header.world_size > max_local_ranks():
-        raise NotReplayed(f"it had {header.world_size} ranks, and this host runs at most {max_local_ranks()}")
+        raise UserError(f"it had {header.world_size} ranks, and this host runs at most {max_local_ranks()}")
     launcher = None if header.launcher == "allstep" else header.launcher
     if launcher is not None and launcher not in LAUNCHERS:
-        raise NotReplayed(f"it was started by {quote(launcher)}")
+        raise UserError(f"it was started by {quote(launcher)}")
     readable, _ = scan(output_dir / "checkpoints")
     before = [(manifest.progress.step, path) for path, manifest in readable if manifest.progress.step < step]
-    config = _trusted_flags(header, code)
+    not_repeated = (*_GIVEN_FLAGS, *_REMOTE_FLAGS)
+    config = {name: value for name, value in header.config.items() if name not in not_repeated}
+    config = user_file.trusted_flags(config, code)
     if before:
         config["resume"] = str(max(before)[1].absolute())
     elif header.config.get("resume"):
-        raise NotReplayed(f"it was resumed, and has no checkpoint before step {step}")
+        raise UserError(f"it was resumed, and has no checkpoint before step {step}")
     elif init_from := header.config.get("init-from"):
         config["init-from"] = init_from
     config["device"] = header.device
     with scratch_folder("bisect") as folder:
-        flags = _write_flags(Path(folder) / "flags.yaml", config)
+        flags = Path(folder) / "flags.yaml"
+        flags.write_text(yaml.safe_dump(config))
         program = (
             "-m",
             "allstep.commands.bisect.replay",
@@ -84,34 +85,11 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
             try:
                 status = job.wait(_SECONDS)
             except TimeoutError:
-                raise NotReplayed(f"it took over {_SECONDS} s") from None
+                raise UserError(f"it took over {_SECONDS} s") from None
             if status:
                 causes = [line for line in job.printed().splitlines() if "allstep: " in line and "warning" not in line]
-                raise NotReplayed(causes[-1] if causes else f"it ended with status {status}")
+                raise UserError(causes[-1] if causes else f"it ended with status {status}")
         return trace.read(Path(folder) / "run")
-
-
-def _trusted_flags(header: Header, code: Sequence[str]) -> dict[str, Any]:
-    """Return the run's flags without what must not be repeated.
-
-    Raises NotReplayed if a flag names code that the user has not.
-    """
-    flags = {name: value for name, value in header.config.items() if name not in _GIVEN_FLAGS + _REMOTE_FLAGS}
-    for name in user_file.FLAGS:
-        if flags.get(name) is None:
-            continue
-        word = quote(flags[name])
-        flags[name] = user_file.trusted(flags[name], code)
-        if flags[name] is None:
-            raise NotReplayed(f"its --{name} is code, which runs only if you name it too: add --{name} {word}")
-    return flags
-
-
-def _write_flags(path: Path, config: dict) -> Path:
-    import yaml
-
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,9 @@ A run directory is data: code that it names is imported only if the user names i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from allstep.common.api.session import words_of
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import flag_name
 from allstep.common.catalog import user_file
 from allstep.common.training.trained import Trained
@@ -33,17 +32,9 @@ def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
     config = trained.config
     flags = {name: config[name] for name in kept if config.get(name) not in (None, [], False) and name not in names}
     for name in user_file.FLAGS:
-        if name in flags:
-            flags[name] = _named(name, flags[name], given)
+        if flags.get(name) == user_file.PROGRAM:
+            raise UserError(
+                f"the --{name} of the run was an object of a program; name it in a file: --{name} FILE.py:NAME"
+            )
     no_optimizer = {"momentum": 0.0} if "optimizer" not in names else {}
-    return [*words_of({**flags, **no_optimizer}), *given]
-
-
-def _named(name: str, word: Any, given: Sequence[str]) -> str:
-    if word == user_file.PROGRAM:
-        raise UserError(f"the --{name} of the run was an object of a program; name it in a file: --{name} FILE.py:NAME")
-    if (trusted := user_file.trusted(word, given)) is None:
-        raise UserError(
-            f"the --{name} of the run is code, which runs only if you name it too: add --{name} {quote(word)}"
-        )
-    return trusted
+    return [*words_of({**user_file.trusted_flags(flags, given), **no_optimizer}), *given]

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,6 +167,16 @@ def trusted(word: object, named: Sequence[str]) -> str | None:
         if (same := parse(other)) and (same[0].name, same[1]) == (code[0].name, code[1]):
             return str(word) if same[0].resolve() == code[0].resolve() else other
     return None
+
+
+def trusted_flags(flags: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """Return the flags of a run, with the user's own words for code; refuse code that the user has not named."""
+    words = {name: trusted(flags[name], named) for name in FLAGS if flags.get(name) is not None}
+    for name in (name for name, word in words.items() if word is None):
+        raise UserError(
+            f"the --{name} of the run is code, which runs only if you name it too: add --{name} {quote(flags[name])}"
+        )
+    return {**flags, **words}
 
 
 def parse(word: str) -> tuple[Path, str] | None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from allstep.commands.bisect import command, replay
+from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import trusted
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.exact.trace import FOLDER, Header, Recorder, read
@@ -46,7 +47,7 @@ def test_code_of_a_run_is_not_imported(flag, evil, tmp_path, capsys, monkeypatch
         command.main([*map(str, runs), f"--{flag}", "other.py:build", f"--{flag}", "evil.py:load"])
     assert end.value.code == 1
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        f"{run}: not replayed: its --{flag} is code, which runs only if you name it too: add --{flag} {word}"
+        f"{run}: not replayed: the --{flag} of the run is code, which runs only if you name it too: add --{flag} {word}"
         for run, word in zip(runs, words, strict=True)
     ]
     assert not (tmp_path / "ran").exists()
@@ -61,7 +62,7 @@ def test_code_of_a_run_is_not_imported(flag, evil, tmp_path, capsys, monkeypatch
 )
 def test_headers_are_checked(header, reason, tmp_path):
     output_dir = a_run(tmp_path, 0.1, **header)
-    with pytest.raises(replay.NotReplayed, match=reason):
+    with pytest.raises(UserError, match=reason):
         replay.replay(output_dir, read(output_dir).first, 1)
 
 
