@@ -32,10 +32,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings, is_horovod
+from allstep.commands.collectives.section import table_of
 from allstep.commands.forecast.networks import known_networks
 from allstep.commands.shared.jobs import Outcome, environment, run_job
 from allstep.commands.shared.launchers import start
 from allstep.commands.shared.machine import variables
+from allstep.commands.shared.page.document import print_table
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.commands.shared.scratch import scratch_folder
@@ -89,11 +91,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             missing[name] = ranks[0].missing
             samples[name].append([rank.rows for rank in ranks])
     rows = [row for name in flags.backends if samples[name] for row in summed_up(name, samples[name])]
-    _print(rows, missing)
+    print_table(table_of(rows))
+    print("".join(f"{name} has no {', '.join(lacking)}\n" for name, lacking in missing.items() if lacking), end="")
     ratios = horovod_over_mpi(rows)
     for one in ratios:
         medians = f"(medians {one.ratio_of_medians:.2f})"
-        print(f"{one.backend} / mpi4py, all-reduce of {size_name(one.bytes)}: {one.ratio:.2f} {medians}")
+        print(f"{one.backend} / mpi4py, all-reduce of {one.bytes:,} bytes: {one.ratio:.2f} {medians}")
     costs = horovod_settings.costs_of(rows)
     recommendation = horovod_settings.recommend(costs, flags.network, flags.step_ms) if costs else None
     result = CollectivesResult(
@@ -208,30 +211,6 @@ def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
         OverMpi(row.backend, row.bytes, row.bus_bandwidth / mpi.bus_bandwidth, mpi.median_seconds / row.median_seconds)
         for row, mpi in pairs
     ]
-
-
-def size_name(num_bytes: int) -> str:
-    """Format a size, as in 8 B, 64 KiB, 256 MiB."""
-    for unit, length in (("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= length:
-            return f"{num_bytes / length:g} {unit}"
-    return f"{num_bytes} B"
-
-
-def _print(rows: Sequence[Row], missing: dict[str, tuple[str, ...]]) -> None:
-    titles = ("min us", "avg us", "max us", "median us", "alg GB/s", "bus GB/s")
-    print(f"{'':34} {'size':>8} {' '.join(f'{title:>9}' for title in titles)}  result")
-    for row in rows:
-        times = [*dataclasses.astuple(row.seconds), row.median_seconds]
-        bandwidths = [f"{bandwidth / 1e9:>9.3f}" for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)]
-        print(
-            f"{row.backend:19}{row.collective:15} {size_name(row.bytes):>8} "
-            f"{' '.join([*(f'{1e6 * seconds:>9.1f}' for seconds in times), *bandwidths])}  "
-            f"{'right' if row.right else 'WRONG'}"
-        )
-    for name, lacking in missing.items():
-        if lacking:
-            print(f"{name} has no {', '.join(lacking)}")
 
 
 def _reason(outcome: Outcome) -> str:

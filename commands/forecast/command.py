@@ -33,14 +33,16 @@ from dataclasses import replace
 from allstep.commands.forecast import measured_runs
 from allstep.commands.forecast.allreduce import Link
 from allstep.commands.forecast.causes import NOTICED, UNKNOWN, bottleneck, what_helps
-from allstep.commands.forecast.control_plane import ControlPlane, control_plane
+from allstep.commands.forecast.control_plane import control_plane
 from allstep.commands.forecast.flags import parse
 from allstep.commands.forecast.forecast import forecast
 from allstep.commands.forecast.parameters import BOUNDS
 from allstep.commands.forecast.question import Question, read_question
 from allstep.commands.forecast.records import ForecastRow, ForecastsResult, ValidationResult
+from allstep.commands.forecast.section import checked_table, control_table, table_of
 from allstep.commands.forecast.site import KINDS
-from allstep.commands.forecast.validation import LARGEST_ERROR, MIN_COVERAGE, Checked, check, published_points
+from allstep.commands.forecast.validation import LARGEST_ERROR, MIN_COVERAGE, check, published_points
+from allstep.commands.shared.page.document import print_table
 from allstep.commands.shared.records import files
 
 _CALIBRATED = "as in the runs"
@@ -61,12 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _forecast(flags: Namespace, question: Question, command: str) -> None:
     rows = [_row(flags, question, num_ranks) for num_ranks in flags.ranks]
     print("\n".join([*_assumptions(flags, question), ""]))
-    accuracy = f" {'to accuracy':>12}" if flags.samples else ""
-    head = f"{'ranks':>7} {'step ms':>9} {'closed ms':>9} {'efficiency':>10} {'10-90%':>9} {'samples/s':>11}{accuracy}"
-    print(f"{head}  costs most; helps most")
-    for row in rows:
-        print(_line(row))
-    _print_control_planes(rows)
+    print_table(table_of(rows))
+    if (control_planes := control_table(rows)).rows:
+        print_table(control_planes)
     if flags.output:
         files.write_output(flags.output, ForecastsResult(command, tuple(rows)))
 
@@ -96,18 +95,6 @@ def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
         seconds = epochs * flags.samples / found.images_per_second
     limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps, "control_plane": control}
     return ForecastRow(**vars(found), **limits, seconds_to_accuracy=seconds, low=low, high=high)
-
-
-def _line(row: ForecastRow) -> str:
-    assert row.low is not None and row.high is not None
-    limits = _limits(row.low, row.high) if row.low < row.high else "-"
-    accuracy = f" {_duration(row.seconds_to_accuracy):>12}" if row.seconds_to_accuracy else ""
-    cost = f"{row.bottleneck} {row.bottleneck_share:.0%}" if row.bottleneck_share else row.bottleneck
-    helps = f"; {row.helps[0]}: {row.helps[1]:.1%}" if row.helps else ""
-    return (
-        f"{row.num_ranks:>7} {1000 * row.total:>9.4g} {1000 * row.closed_form:>9.4g} {row.efficiency:>10.1%} "
-        f"{limits:>9} {row.images_per_second:>11,.0f}{accuracy}  {cost}{helps}"
-    )
 
 
 def _assumptions(flags: Namespace, question: Question) -> list[str]:
@@ -144,35 +131,13 @@ def _link(measured: Link | None, nominal: str, where: str) -> str:
     return f"{measured.bandwidth * 8e-9:.3g} Gbit/s {where} (measured)" if measured else nominal
 
 
-def _print_control_planes(rows: Sequence[ForecastRow]) -> None:
-    """Print the control plane of each number of ranks on which it costs more than NOTICED."""
-    found: dict[int, ControlPlane] = {
-        row.num_ranks: row.control_plane for row in rows if row.control_plane and row.control_plane.share > NOTICED
-    }
-    if not found:
-        return
-    print(
-        "\nControl plane: upper limit of what is added to a step, if rank 0 has no core to spare; in the efficiency\n"
-    )
-    print(f"{'ranks':>7} {'beats':>9} {'replica check':>22} {'stop agreed':>11} {'state sent':>11} {'connections':>11}")
-    for num_ranks, control in found.items():
-        share_of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""
-        checked = f"{share_of_step}{control.replica_check:.2g} s an epoch"
-        print(
-            f"{num_ranks:>7} {control.beats:>9.1%} {checked:>22} {control.stop:>9.1f} s {control.broadcast:>9.2g} s "
-            f"{control.num_connections:>11,}"
-        )
-
-
 def _validate(flags: Namespace, command: str) -> None:
     published = [check(point) for point in published_points()]
     own, notes = [], ()
     if flags.measured:
         notes = measured_runs.NOTES
         own = measured_runs.check_compare(flags.measured, flags.collectives)
-    print(f"{'':20} {'':24} {'ranks':>8} {'measured':>8} {'forecast':>8} {'10-90%':>8} {'error':>6}  in the range")
-    for row in (*published, *own):
-        print(_checked_line(row))
+    print_table(checked_table((*published, *own)))
     coverage = statistics.fmean(row.within for row in published)
     print(
         f"\nPublished, fitted to these rows (docs/forecast.md has errors on unseen ones): {coverage:.0%} in the range"
@@ -192,28 +157,6 @@ def _validate(flags: Namespace, command: str) -> None:
         files.write_output(flags.output, ValidationResult(command, LARGEST_ERROR, (*published, *own), notes))
     if coverage < MIN_COVERAGE or not all(row.within for row in own):
         sys.exit(1)
-
-
-def _checked_line(row: Checked) -> str:
-    baseline = f"/{row.baseline_ranks}" if row.baseline_ranks > 1 else ""
-    limits = "" if row.low is None or row.high is None else _limits(row.low, row.high)
-    system = row.system if row.link else f"{row.system} {row.network}"
-    within = "yes" if row.within else "NO"
-    return (
-        f"{row.title.partition(' (')[0][:20]:20} {system[:24]:24} {f'{row.num_ranks}{baseline}':>8} "
-        f"{row.measured:>8.1%} {row.forecast:>8.1%} {limits:>8} {100 * row.error:>+6.1f}  {within}"
-    )
-
-
-def _limits(low: float, high: float) -> str:
-    return f"{100 * low:.0f}-{100 * high:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 KAPLAN_PARAMETERS, KAPLAN_EXPONENT = 8.8e13, 0.076

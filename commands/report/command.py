@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from allstep.commands.collectives.section import collectives
+from allstep.commands.forecast import section as forecast
 from allstep.commands.report import compare_sections, other_sections, profile_section
 from allstep.commands.report.sources import Sources, read
 from allstep.commands.shared.page.document import Section, render
@@ -61,9 +63,9 @@ def build(sources: Sources) -> list[Section]:
     sections: list[Section] = []
     for _, result in sources.compares:
         sections += compare_sections.sections(result)
-    sections += [other_sections.collectives(result) for _, result in sources.collectives]
-    sections += [other_sections.forecast(result) for _, result in sources.forecasts]
-    sections += [other_sections.validation(result) for _, result in sources.validations]
+    sections += [collectives(result) for _, result in sources.collectives]
+    sections += [forecast.forecast(result) for _, result in sources.forecasts]
+    sections += [forecast.validation(result) for _, result in sources.validations]
     sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
     sections += [section.study(result) for _, result in sources.studies]
     sections += [other_sections.search(path, result) for path, result in sources.searches]

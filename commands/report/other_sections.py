@@ -5,16 +5,13 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allstep.commands.forecast.records import ForecastsResult, ValidationResult
 from allstep.commands.report.sources import RecordedRun
 from allstep.commands.shared.launchers import LAUNCHERS, start
-from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, facts, mebibytes, share
+from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, mebibytes, share
 from allstep.commands.shared.page.figures import Drawing, Line, adopted, bars, confusion, lines
-from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.figures import BenchmarkResult
 from allstep.commands.shared.records.runs import Epoch
 from allstep.commands.tune.records import SearchResult
@@ -25,127 +22,6 @@ if TYPE_CHECKING:
 
 _MAX_CLASSES = 50
 """Classes that a figure can show."""
-
-
-def collectives(result: CollectivesResult) -> Section:
-    """Return the section of a result of `allstep collectives`."""
-    section = Section(f"Collectives on {result.ranks} ranks", commands=[result.command])
-    rows = result.rows
-    for collective in dict.fromkeys(row.collective for row in rows if row.collective != "copy"):
-        quote = [row for row in rows if row.collective in (collective, "copy")]
-        curves = []
-        for backend in dict.fromkeys(row.backend for row in quote):
-            own = [row for row in quote if row.backend == backend]
-            values = [row.bus_bandwidth / 1e9 for row in own]
-            curves.append(Line(backend, [row.bytes for row in own], values, reference=backend == "memcpy"))
-        section.figures.append(
-            lines(
-                f"Bus bandwidth of {collective}",
-                curves,
-                x_label="bytes",
-                y_label="GB/s",
-                x_scale="log2",
-                y_scale="log10",
-            )
-        )
-    times = ["min µs", "avg µs", "max µs", "median µs"]
-    header = ["library", "collective", "bytes", *times, "algorithm GB/s", "bus GB/s", "result"]
-    section.tables.append(
-        Table(
-            "Times over ranks of the fastest pass, and the median over passes; bandwidths as nccl-tests define them.",
-            header,
-            [
-                [
-                    row.backend,
-                    row.collective,
-                    f"{row.bytes:,}",
-                    *(amount(1e6 * seconds) for seconds in (*astuple(row.seconds), row.median_seconds)),
-                    *(amount(bandwidth / 1e9) for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)),
-                    "right" if row.right else "WRONG",
-                ]
-                for row in rows
-            ],
-        )
-    )
-    if ratios := result.horovod_over_mpi:
-        quote = [[one.backend, f"{one.bytes:,}", f"{one.ratio:.2f}", f"{one.ratio_of_medians:.2f}"] for one in ratios]
-        header = ["", "bytes", "fastest passes", "medians"]
-        section.tables.append(Table("Horovod's all-reduce bandwidth over MPI's", header, quote))
-    if found := result.recommendation:
-        section.text.append(
-            f"Recommended for {found.network} at {found.step_ms:g} ms a step: fusion threshold "
-            f"{found.threshold:,.0f} bytes, cycle time {found.cycle_ms:g} ms."
-        )
-    for what, ratio in result.tuning.ratios.items() if result.tuning else ():
-        section.text.append(f"Training, images/s, {what}: {ratio:.3f}.")
-    section.items = [f"{name} failed: {why}" for name, why in result.failures.items()]
-    section.items += [f"{name} has no {', '.join(lacks)}" for name, lacks in result.missing.items() if lacks]
-    section.tables.append(Table("Environment", ["", ""], [list(pair) for pair in facts(result.variables)]))
-    return section
-
-
-def forecast(result: ForecastsResult) -> Section:
-    """Return the section of a result of `allstep forecast --output`."""
-    rows = result.forecasts
-    ranks, efficiencies = [row.num_ranks for row in rows], [row.efficiency for row in rows]
-    limits = [(row.low, row.high) for row in rows if row.low is not None and row.high is not None]
-    low, high = zip(*limits, strict=True) if len(limits) == len(rows) else ((), ())  # older results have none
-    curves = [
-        Line("forecast", ranks, efficiencies, low, high, is_band=bool(low)),
-        Line("ideal", ranks, [1.0] * len(ranks), reference=True),
-    ]
-    table = [
-        [
-            f"{row.num_ranks:,}",
-            amount(1000 * row.total),
-            share(row.efficiency),
-            _range(row.low, row.high),
-            amount(row.images_per_second),
-            f"{row.bottleneck} {share(row.bottleneck_share)}",
-            f"{row.helps[0]}: {share(row.helps[1])}" if row.helps else NOTHING,
-        ]
-        for row in rows
-    ]
-    header = ["ranks", "step ms", "efficiency", "10 to 90 %", "samples/s", "costs most", "helps most"]
-    caption = "Forecast efficiency, with its range from 10 to 90 %"
-    figure = lines(caption, curves, x_label="ranks", y_label="", x_scale="log10", percent=True)
-    return Section("Forecast", figures=[figure], tables=[Table("", header, table)], commands=[result.command])
-
-
-def _range(low: float | None, high: float | None) -> str:
-    return NOTHING if low is None or high is None else f"{share(low)} to {share(high)}"
-
-
-def validation(result: ValidationResult) -> Section:
-    """Return the section of a result of `allstep forecast --validate --output`, with a list of missed rows."""
-    rows, bound = result.rows, 100 * result.largest_error
-    missed = [row for row in rows if not row.within]
-    verdict = (
-        f"{len(rows) - len(missed)} of {len(rows)} efficiencies lie in the 10 to 90 % range of their forecast or, "
-        f"where it has none, within {bound:g} points of it."
-    )
-    section = Section("Forecasts and measurements", text=[verdict, *result.notes], commands=[result.command])
-    section.items = [
-        f"MISSED by {100 * abs(row.error):.1f} points: {row.title}, {row.system}, {row.network} on "
-        f"{row.num_ranks} ranks"
-        for row in missed
-    ]
-    table = [
-        [
-            row.title,
-            row.system,
-            row.network,
-            f"{row.num_ranks}" + (f" over {row.baseline_ranks}" if row.baseline_ranks > 1 else ""),
-            *map(share, (row.measured, row.forecast)),
-            _range(row.low, row.high),
-            f"{100 * row.error:+.1f}",
-            "yes" if row.within else "NO",
-        ]
-        for row in rows
-    ]
-    header = ["measured by", "", "network", "ranks", "measured", "forecast", "10 to 90 %", "points", "within"]
-    section.tables.append(Table("Efficiency", header, table))
-    return section
 
 
 def benchmark(path: Path, result: BenchmarkResult) -> Section:
