@@ -63,3 +63,13 @@ def test_signals_reach_the_fork(tmp_path):
             process.send_signal(number)
             assert process.stdout.read() == ""  # the fork has ended
             assert process.wait() == status
+
+
+def test_other_folders_on_pythons_path_are_kept(tmp_path):
+    (tmp_path / "brought.py").write_text("VALUE = 3\n")
+    line = "import torch, sys; import brought; print(brought.VALUE)"
+    path = f"{environment()['PYTHONPATH']}:{tmp_path}"
+    result = subprocess.run(
+        [sys.executable, "-c", line], env=environment(PYTHONPATH=path), capture_output=True, text=True
+    )
+    assert result.stdout == "3\n", result.stderr

@@ -124,7 +124,9 @@ def _become_client(folder, framework, unbuffered, words):
 
 def _start():
     folder = os.environ.get("WARM_FOLDER")
-    found = folder and _request()
+    # A fork would find no module in other folders of PYTHONPATH, and run no sitecustomize.py there.
+    is_alone = os.environ.get("PYTHONPATH") == os.path.dirname(__file__)
+    found = folder and is_alone and _request()
     if found:
         _become_client(folder, *found)
 
