@@ -107,7 +107,8 @@ def failure_of(run: Run, status: int | None, printed: str) -> str:
         return ""
     errors = [f"{rank.error}{_place(rank)}" for rank in run.ranks if rank.error]
     if errors or not status:  # a launcher may take long to notice a failed rank
-        return errors[0] if errors else ""
+        others = [f", while rank {r.number} was in {r.wait.what} ({r.wait.line})" for r in run.ranks if r.wait]
+        return "".join([errors[0], *others]) if errors else ""
     return _cause(printed) or f"status {status}"
 
 

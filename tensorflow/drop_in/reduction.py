@@ -15,12 +15,14 @@ import tensorflow as tf
 from horovod.tensorflow import Adasum, Average
 from horovod.tensorflow.mpi_ops import ProcessSet
 
+from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.collectives import native, wire_dtype
 from allstep.tensorflow.drop_in.user_loop import SecondStep
 
 Given = tf.Tensor | tf.IndexedSlices
 Gradient = Given | None
 AnyGradient = TypeVar("AnyGradient", bound=Gradient)
+_Reduced = TypeVar("_Reduced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,10 @@ class GradientReduction:
     def _compare_and_reduce(
         self, dense: dict[int, tf.Tensor], sparse: dict[int, tf.IndexedSlices], variables: Sequence[Any], name: str
     ) -> dict[int, Given]:
-        is_same = (
-            [] if is_elastic() else self.second_step.compare([variables[i] for i in dense], self.process_set, name)
-        )
+        shared = [variables[i] for i in dense]
+        # The comparisons of two optimizers are eager calls, for which TensorFlow keeps one kernel with one name.
+        compare = functools.partial(self.second_step.compare, shared, self.process_set, name)
+        is_same = [] if is_elastic() else _in_turn(DROP_IN_CHECK, compare)
         with tf.control_dependencies(is_same):
             return self._reduce(dense, sparse, variables, name)
 
@@ -146,7 +149,7 @@ class GradientReduction:
         return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
 
 
-def _in_turn(name: str, reduce: Callable[[], dict[int, Any]]) -> dict[int, Any]:
+def _in_turn(name: str, reduce: Callable[[], _Reduced]) -> _Reduced:
     """Call `reduce`, whose collectives have this name, while no other call with the name is in flight.
 
     Two optimizers of the same shapes have the same names, and Horovod fails if both are in flight. TensorFlow runs

@@ -296,7 +296,7 @@ def test_weights_in_later_steps(weights, expected):
         ((0.1, 0.1, 0.1), ((0.1, 0.1, 0.15),) * 2, []),  # a warm-up that begins at the rate of one rank
         ((0.1, 0.08, 0.06), ((0.2, 0.12, 0.04),) * 2, []),  # at equal samples
         ((0.1, 0.08, 0.06), ((0.2, 0.16, 0.12),) * 2, []),  # at equal steps
-        ((0.1, 0.08, 0.06), ((0.2, 0.08, 0.02),) * 2, ["schedule-too-fast"]),
+        ((0.1, 0.08, 0.06), ((0.2, 0.04, 0.02),) * 2, ["schedule-too-fast"]),
     ],
 )
 def test_rates_in_later_steps(alone, together, expected):

@@ -15,6 +15,7 @@ _MOVE_WEIGHTS = (
     "optimizer-state-differs",
     "gradients-not-averaged",
     "gradients-partly-averaged",
+    "samples-differ",
     "clipped-before-average",
     "learning-rate-differs",
     *_OTHER_STEPS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -86,9 +87,19 @@ def _skipped(runs: Runs) -> Iterator[Finding]:
 
 
 def _mixes_averages(run: Run) -> bool:
-    """Return whether ranks apply different gradients, although nothing keeps a wrapper from averaging them."""
-    step = (unequal(run, 1) or [[None]])[0][0]
-    return bool(step and step.wrapper and not step.num_unwrapped and not step.bypass)
+    """Return whether ranks apply different gradients, although they are averaged, since their steps do not fit.
+
+    Nothing keeps a wrapper from averaging, or the gradients of equally many batches are the same on all ranks.
+    """
+    if (apart := unequal(run.steps())) is None:
+        return False
+    step = apart[0][0]
+    by_batch = [
+        dict(zip(itertools.accumulate(_batches_of_steps(rank)), rank.steps(), strict=False)) for rank in run.ranks
+    ]
+    common = sorted(set(by_batch[0]).intersection(*by_batch[1:]))
+    fits = bool(common) and unequal(tuple(own[number] for own in by_batch) for number in common) is None
+    return fits or bool(step.wrapper and not step.num_unwrapped and not step.bypass)
 
 
 def _batches_of_steps(rank: Rank) -> list[int]:

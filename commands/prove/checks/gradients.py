@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import (
     ADASUM,
     AVERAGES_WEIGHTS,
+    RUNNING,
+    TENSOR_PARALLEL,
     Collective,
     EarlyClip,
     Forward,
@@ -51,7 +53,7 @@ def check(runs: Runs) -> Iterator[Finding]:
         yield finding
         return
     for optimizer in range(1, run.num_optimizers + 1):
-        if apart := unequal(run, optimizer):
+        if apart := unequal(run.steps(optimizer)):
             if not _averages_weights(run, optimizer):
                 yield _not_averaged(run, *apart)
         elif run.num_ranks > 1:
@@ -104,9 +106,9 @@ def _averages_weights(run: Run, optimizer: int) -> bool:
     return rejoins(run, optimizer) or (has_weights and not any(map(differing, weights)))
 
 
-def unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
-    """Return the first step whose applied gradients differ between ranks, and the names of these gradients."""
-    for steps in run.steps(optimizer):
+def unequal(together: Iterable[tuple[Step, ...]]) -> tuple[tuple[Step, ...], list[str]] | None:
+    """Return the first of some steps whose applied gradients differ between ranks, and the names of these gradients."""
+    for steps in together:
         applied = [{one.name: one.applied for one in step.gradients} for step in steps]
         names = [name for name in applied[0] if not _equal([one.get(name) for one in applied])]
         if names:
@@ -126,6 +128,16 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
     rank, step = run.ranks[0], steps[0]
     others = len(step.gradients) - len(names)
     evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
+    rows = [{row for one in own.forwards(training=True) for row in one.rows} for own in run.ranks]
+    if run.has(TENSOR_PARALLEL) and not set.intersection(*rows):
+        return Finding(
+            "samples-differ",
+            "ranks that share the work on a model (tensor parallelism) have different samples",
+            f"{evidence}, and no samples in common",
+            "give all ranks of a mesh the same samples: DistributedSampler(data, num_replicas=N, rank=R), with the "
+            "numbers of the data-parallel dimension",
+            step.line,
+        )
     if others:
         evidence += f", and the same of {others} other weights"
     # If nothing waits for the averages, any number of them may arrive in time.
@@ -247,13 +259,19 @@ def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
 
     If one rank trains on the same samples in its first steps, the only ratio is that on these samples.
     """
-    if runs.alone is None:
+    if runs.alone is None or _has_buffers_apart(runs.together):
         return []
     if (ratio := _ratio_on_same_samples(runs, optimizer)) is not None:
         return [ratio]
     pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
     losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, _FIRST_STEPS)]
     return [several / one for one, several in losses if one and several is not None]
+
+
+def _has_buffers_apart(run: Run) -> bool:
+    """Return whether the models of ranks begin with other constants, by which their losses differ."""
+    first = [next((one.buffers for one in rank.forwards(training=True) if one.buffers), {}) for rank in run.ranks]
+    return any(not name.endswith(RUNNING) for name in differing(first))
 
 
 def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:

@@ -3,6 +3,7 @@ and fall as on one rank."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -28,16 +29,17 @@ def check(runs: Runs) -> Iterator[Finding]:
     if not (alone and together and batch_alone and batch_together and alone[0].learning_rates[:1]):
         return
     rate, scaled = alone[0].learning_rates[0], together[0].learning_rates[0]
-    if not rate:
+    growth = batch_together / batch_alone
+    finding = _falls_faster(runs, alone, together, growth)
+    if warms_up(runs) or not rate:  # its end may not be seen
+        yield from [finding] if finding else []
         return
-    growth, ratio = batch_together / batch_alone, scaled / rate
+    ratio = scaled / rate
     evidence = (
         f"the learning rate is {rate:.3g} on one rank and {scaled:.3g} on {runs.together.num_ranks}, the global batch "
         f"{batch_alone} and {batch_together} samples"
     )
     is_linear = any(name in together[0].kind for name in _LINEAR)
-    if warms_up(runs):  # its end is not seen
-        return
     if growth > 1 + _NEAR and is_linear and _near(ratio, 1):
         yield Finding(
             "learning-rate-not-scaled",
@@ -55,7 +57,7 @@ def check(runs: Runs) -> Iterator[Finding]:
             "divided",
             together[0].line,
         )
-    elif finding := _falls_faster(runs, alone, together, growth):
+    elif finding:
         yield finding
 
 
@@ -84,22 +86,34 @@ def _differs(run: Run) -> Finding | None:
 def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], growth: float) -> Finding | None:
     """Find a schedule that is ahead of that of one rank at equal samples, and at equal epochs.
 
-    Epochs are cut, so that samples are counted within an epoch only.
+    Epochs are cut, so that samples are counted within an epoch only. Rates that rise again, as in cycles, tell nothing.
     """
+    peak, own_peak = _peak(alone), _peak(together)
+    if not (peak and own_peak):
+        return None
     pairs = [*_at_equal_epochs(alone, together), *_at_equal_samples(alone, together, growth)]
+    margin = 1 / sum(step.loop == together[0].loop for step in together)  # by which a last step is ahead of others
     for step, one in pairs:
-        expected = one.learning_rates[0] / alone[0].learning_rates[0]
-        share = step.learning_rates[0] / together[0].learning_rates[0]
-        if share < expected * (1 - _NEAR):
+        expected, share = one.learning_rates[0] / peak[1], step.learning_rates[0] / own_peak[1]
+        is_after = one.number >= peak[0] and step.number >= own_peak[0]
+        if is_after and share < expected * (1 - _NEAR) - margin:
             return Finding(
                 "schedule-too-fast",
                 "the learning rate falls faster than on one rank: a scheduler steps once for each rank",
-                f"in step {step.number} of {runs.together.num_ranks} ranks the rate is {share:.3g} times its first "
-                f"value, on one rank {expected:.3g} times after as many samples",
+                f"in step {step.number} of {runs.together.num_ranks} ranks the rate is {share:.3g} times its "
+                f"highest value, on one rank {expected:.3g} times after as many samples",
                 "step the scheduler once a step, or epoch, on each rank",
                 step.line,
             )
     return None
+
+
+def _peak(steps: Sequence[Step]) -> tuple[int, float] | None:
+    """Return the number of the first step with the highest rate, and this rate; None if rates rise again after it."""
+    rates = [step.learning_rates[0] for step in steps]
+    index = rates.index(max(rates))
+    rises = any(after > before * (1 + _NEAR) for before, after in itertools.pairwise(rates[index:]))
+    return None if rises or not rates[index] else (steps[index].number, rates[index])
 
 
 def _at_equal_epochs(alone: Sequence[Step], together: Sequence[Step]) -> list[tuple[Step, Step]]:

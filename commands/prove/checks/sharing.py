@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import TENSOR_PARALLEL, Held, Loop, LoopEnd
+from allstep.commands.prove.phases import MOST
+from allstep.commands.prove.records import TENSOR_PARALLEL, Held, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
@@ -52,8 +53,8 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     samplers = [loop.sampler for loop in first if loop.sampler]
     if finding := _by_contents(runs, first):
         return finding
-    if indices[0] == indices[1]:  # each rank has data of its own, or may take its share out of every batch
-        return None
+    if indices[0] == indices[1]:
+        return _changed(runs, first)
     is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first)
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
     are_shares = all(one.num_replicas for one in samplers)
@@ -80,6 +81,40 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
 
 
+def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:
+    """Find ranks that load the same samples, and change them by random numbers of their own, such as noise.
+
+    No such fault are ranks with data of their own, and those that take a share out of every batch: on one rank, each
+    loaded sample then gives more of the model's.
+    """
+    samplers = [loop.sampler for loop in first]
+    if not runs.alone or not all(one and (one.reads_all or one.num_replicas) for one in samplers):
+        return None
+    together = runs.together.ranks
+    loaded = [
+        {row for one in rank.all(Yielded) if one.loop == loop.number for row in one.rows}
+        for rank, loop in zip(together, first, strict=True)
+    ]
+    is_same = len(loaded[0] & loaded[1]) > MOST * len(loaded[0]) or _holds_the_same(runs.together)
+    [alone] = runs.first_loop_alone
+    shares = [_used(runs.alone.ranks[0], alone), *map(_used, together, first)]
+    if not is_same or not shares[0] or max(shares) > 1.05 * min(shares):
+        return None
+    return Finding(
+        "same-samples",
+        "ranks train on the same samples, which each rank changes by random numbers of its own",
+        f"the loaders of {ranks((0, 1))} draw the same indices, such as {listed(together[0].indices(first[0]))}",
+        mend(together[0]),
+        first[0].line,
+    )
+
+
+def _used(rank: Rank, loop: Loop) -> float:
+    """Return how many samples a model has got in a loop for each sample that was loaded."""
+    num_loaded = sum(len(one.rows) for one in rank.all(Yielded) if one.loop == loop.number)
+    return len(rank.rows(loop)) / num_loaded if num_loaded else 0.0
+
+
 def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     """Judge Keras' fit, which knows how many batches an epoch has, and streams."""
     run = runs.together
@@ -91,19 +126,20 @@ def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first):
         evidence = f"an epoch has {first[0].num_batches} batches on each of {len(first)} ranks, as on one, and {common}"
         return _overlap(evidence, first[0].line, mend(run.ranks[0]))
-    if num_common > _SOME * len(rows[0][0]) and _is_seen_to_its_end(run, first):
+    draws_once = first[0].sampler or len({*rows[0][0]}) > (1 - _SOME) * len(rows[0][0])
+    if num_common > _SOME * len(rows[0][0]) and draws_once and _is_seen_to_its_end(run, first):
         evidence = f"of the samples of an epoch, {num_common} were on two ranks"
         return _overlap(evidence, first[0].line, mend(run.ranks[0]))
     return f"{common}; right where that is meant, else: {mend(run.ranks[0])}" if num_common else None
 
 
 def _is_seen_to_its_end(run: Run, first: Sequence[Loop]) -> bool:
-    """Return whether all ranks have read their first epoch to the end of a stream."""
+    """Return whether all ranks have read their first epoch to the end of a stream, or of fit's data."""
     ends = [
         [one for one in rank.all(LoopEnd) if one.loop == loop.number and not one.is_cut]
         for rank, loop in zip(run.ranks, first, strict=True)
     ]
-    return all(ends) and all(loop.sampler and not loop.may_end_early for loop in first)
+    return all(ends) and not any(loop.may_end_early for loop in first)
 
 
 def _by_contents(runs: Runs, first: Sequence[Loop]) -> Finding | None:
