@@ -22,6 +22,9 @@ from keras.src.saving import serialization_lib
 from tensorflow.python.eager.context import anonymous_name
 from tensorflow.python.ops import control_flow_util
 
+MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+"""Keras' `MultiOptimizer`, for `isinstance`; none before Keras 3.13, the newest of which for Python 3.10 is 3.12."""
+
 
 def is_in_xla() -> bool:
     """Return whether XLA compiles the code that is being traced; TensorFlow has this function for its loops."""
@@ -45,7 +48,7 @@ def trained_variables(optimizer: keras.Optimizer) -> list[Any]:
 
 def parts(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
     """Return the optimizers inside a `MultiOptimizer`, or the optimizer itself."""
-    return optimizer.optimizers if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
+    return optimizer.optimizers if isinstance(optimizer, MULTI_OPTIMIZER) else [optimizer]
 
 
 def leave_gradients_as_they_are(optimizer: keras.Optimizer) -> None:

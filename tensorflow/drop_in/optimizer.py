@@ -18,7 +18,7 @@ from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-from allstep.tensorflow.compat import accumulated_gradients, is_in_xla, trained_variables
+from allstep.tensorflow.compat import MULTI_OPTIMIZER, accumulated_gradients, is_in_xla, trained_variables
 from allstep.tensorflow.drop_in import xla
 from allstep.tensorflow.drop_in.collectives import native
 from allstep.tensorflow.drop_in.reduction import Gradient, GradientReduction
@@ -204,14 +204,14 @@ def parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Op
     yield optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         yield from parts(optimizer.inner_optimizer)
-    elif isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    elif isinstance(optimizer, MULTI_OPTIMIZER):
         for inner in optimizer.optimizers:
             yield from parts(inner)
 
 
 def is_distributed(optimizer: Any) -> bool:
     """Return whether the optimizer reduces all gradients that it applies."""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer) and not isinstance(optimizer, Distributed):
+    if isinstance(optimizer, MULTI_OPTIMIZER) and not isinstance(optimizer, Distributed):
         return bool(optimizer.optimizers) and all(map(is_distributed, optimizer.optimizers))
     return isinstance(optimizer, Distributed)
 

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES
+from allstep.tensorflow.compat import MULTI_OPTIMIZER
 from allstep.tensorflow.passes import Gradients, on_present
 
 Update = Callable[[Gradients], None]
@@ -46,7 +47,7 @@ class Reduction:
         return ()
 
     def _apply(self, apply: Callable, gradients: Gradients) -> None:
-        if isinstance(self.optimizer, keras.optimizers.MultiOptimizer):  # which takes all or none
+        if isinstance(self.optimizer, MULTI_OPTIMIZER):  # which takes all or none
             apply(gradients, self._variables)
             return
         present = [pair for pair in zip(gradients, self._variables, strict=True) if pair[0] is not None]
