@@ -87,8 +87,7 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
             except TimeoutError:
                 raise UserError(f"it took over {_SECONDS} s") from None
             if status:
-                causes = [line for line in job.printed().splitlines() if "allstep: " in line and "warning" not in line]
-                raise UserError(causes[-1] if causes else f"it ended with status {status}")
+                raise UserError(job.outcome("failed", f"it ended with status {status}", 0.0).reason)
         return trace.read(Path(folder) / "run")
 
 

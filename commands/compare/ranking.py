@@ -88,7 +88,7 @@ def _strategies(fastest: Sequence[CellResult], later: Sequence[Sequence[CellResu
         text = f"{_listed(names)} were measured too few times to say which is the fastest"
     if leads and len(fastest) > 1:
         text += f"; {best.strategy} is {leads}"
-    return f"{best.framework} on {_ranks(best)}: {text}."
+    return f"{best.framework} on {ranks_of(best)}: {text}."
 
 
 def _lead(one: CellResult, other: CellResult) -> str:
@@ -117,7 +117,7 @@ def _frameworks(cell: CellResult, cells: Sequence[CellResult]) -> str:
     shared &= {one.strategy for one in cells if one.framework == cell.framework and one.ranks == cell.ranks}
     if cell.strategy == INDEPENDENT and shared > {INDEPENDENT}:
         return ""
-    return f"{cell.strategy} on {_ranks(cell)}: {_faster(cell.framework, first, ratio)}."
+    return f"{cell.strategy} on {ranks_of(cell)}: {_faster(cell.framework, first, ratio)}."
 
 
 def _faster(name: str, first: str, ratio: Estimate) -> str:
@@ -137,5 +137,6 @@ def _listed(texts: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
 
 
-def _ranks(cell: CellResult) -> str:
+def ranks_of(cell: CellResult) -> str:
+    """Return the number of ranks of a cell in words."""
     return f"{cell.ranks} rank{'s' if cell.ranks > 1 else ''}"

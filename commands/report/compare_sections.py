@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from allstep.commands.compare.cells import INDEPENDENT
-from allstep.commands.compare.ranking import answers
+from allstep.commands.compare.ranking import answers, ranks_of
 from allstep.commands.compare.records import CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.compare.table import efficiency_of, name_of, table_of
@@ -119,7 +119,7 @@ def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
     losses, accuracies = [], []
     for cell in cells:
         if curve := cell.curve:
-            label = f"{name_of(cell)}, {_ranks(cell)}"
+            label = f"{name_of(cell)}, {ranks_of(cell)}"
             losses.append(Line(label, [point.epoch for point in curve], [point.train_loss for point in curve]))
             seconds, accuracy = [point.seconds for point in curve], [point.validation_accuracy for point in curve]
             accuracies.append(Line(label, seconds, accuracy))
@@ -135,7 +135,7 @@ def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
 def _bars(
     caption: str, cells: Sequence[CellResult], value: Callable[[CellResult], float | None], unit: str
 ) -> Drawing | None:
-    quote = [(f"{name_of(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
+    quote = [(f"{name_of(cell)}, {ranks_of(cell)}", value(cell)) for cell in cells]
     quote = [(label, number) for label, number in quote if number is not None]
     return bars(caption, *zip(*quote, strict=True), x_label=unit) if quote else None
 
@@ -148,7 +148,3 @@ def _lost(cell: CellResult) -> float | None:
     """Return the percentage of the limit that communication takes, including waiting for other ranks."""
     kept = efficiency_of(cell, "independent")
     return None if kept is None or cell.ranks == 1 or cell.strategy == INDEPENDENT else 100 * max(0.0, 1 - kept)
-
-
-def _ranks(cell: CellResult) -> str:
-    return f"{cell.ranks} rank{'s' if cell.ranks > 1 else ''}"

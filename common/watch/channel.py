@@ -1,12 +1,14 @@
-"""Messages between watchdog threads: JSON objects, one per line, over a connected socket."""
+"""Messages between watchdog threads, JSON objects, one per line, over connected sockets; and the listener for these."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
 import json
+import selectors
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 # The longest message has the stacks of all threads of a rank.
@@ -17,12 +19,6 @@ _SEND_SECONDS = 5.0
 def line(message: dict[str, Any]) -> bytes:
     """Encode a message."""
     return json.dumps(message).encode() + b"\n"
-
-
-def knows_token(greeting: object, token: str) -> bool:
-    """Return whether the first message of a connection, which may come from any process, has the job's token."""
-    quote = greeting.get("token") if isinstance(greeting, dict) else None
-    return isinstance(quote, str) and hmac.compare_digest(quote.encode(), token.encode())
 
 
 class Channel:
@@ -69,3 +65,38 @@ class Channel:
 
     def close(self) -> None:
         self._connection.close()
+
+
+Admit = Callable[[Channel, dict, list[dict]], bool]
+"""Function that takes a connection, its greeting and further messages, and returns whether its rank is a new one."""
+
+
+class Entrance:
+    """Listening socket and the connections not admitted yet; the event loop of its owner waits for both."""
+
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, token: str, admit: Admit) -> None:
+        self._listener, self._selector, self._token, self._admit = listener, selector, token, admit
+        self._strangers: list[Channel] = []
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def sources(self) -> list[socket.socket | Channel]:
+        """Sockets to close when no more ranks are admitted."""
+        return [self._listener, *self._strangers]
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        channel = Channel(connection)
+        self._strangers.append(channel)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
+
+    def _greet(self, channel: Channel) -> None:
+        """Admit a rank that knows the token; other processes may connect as well, so all input is untrusted."""
+        if not (messages := channel.greeting()):
+            return  # the line is still incomplete
+        token = messages[0].get("token") if isinstance(messages[0], dict) else None
+        known = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
+        self._strangers.remove(channel)
+        self._selector.unregister(channel)
+        if not known or not self._admit(channel, messages[0], messages[1:]):
+            channel.close()

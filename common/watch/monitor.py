@@ -16,8 +16,7 @@ from allstep.common.base.terminal import print_line
 from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.parent_watchdog import end_cut_off_daemon
 from allstep.common.watch import stall_detection
-from allstep.common.watch.channel import Channel, line
-from allstep.common.watch.listener import Entrance
+from allstep.common.watch.channel import Channel, Entrance, line
 from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.relay import BEAT_SECONDS
 from allstep.common.watch.stall_detection import Seen, Stall

@@ -16,8 +16,7 @@ import numpy as np
 
 from allstep.common.base.collectives import Collectives
 from allstep.common.launch.placement import Placement
-from allstep.common.watch.channel import Channel
-from allstep.common.watch.listener import Entrance
+from allstep.common.watch.channel import Channel, Entrance
 
 BEAT_SECONDS = 1.0
 # For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (docs/scale.md).
