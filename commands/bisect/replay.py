@@ -70,16 +70,8 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
     with scratch_folder("bisect") as folder:
         flags = Path(folder) / "flags.yaml"
         flags.write_text(yaml.safe_dump(config))
-        program = (
-            "-m",
-            "allstep.commands.bisect.replay",
-            header.framework,
-            step,
-            "--config",
-            flags,
-            "--output-dir",
-            Path(folder) / "run",
-        )
+        program = ("-m", "allstep.commands.bisect.replay", header.framework, step)
+        program += ("--config", flags, "--output-dir", Path(folder) / "run")
         threads = None if header.num_threads is None else str(header.num_threads)
         with running((*start(launcher, header.world_size), *program), environ={"OMP_NUM_THREADS": threads}) as job:
             try:
