@@ -1,12 +1,14 @@
 """Programs that start as forks of a process with the framework. Oracle: the same program in a process of its own."""
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_start
 from ranks import environment
 
 PROGRAM = """
@@ -48,6 +50,31 @@ def test_as_in_a_process_of_its_own(framework, end, tmp_path):
         status, (facts, forked), error = result_of(program, environment(), *words)
         assert (status, (facts, not forked), error) == result_of(program, environment(WARM_FOLDER=""), *words)
         assert forked
+
+
+@pytest.mark.parametrize(
+    "text, words, framework",
+    [
+        ("import sys, keras", (), "tensorflow"),
+        ("def build():\n    from torch import nn", (), "pytorch"),
+        ("import torch\nimport keras", (), None),
+        ("import torch\nimport keras", ("pytorch", "2"), "pytorch"),
+        ("import allstep", ("tensorflow",), "tensorflow"),
+        ("import numpy as np, sys", ("tensorflow",), None),
+        ("", ("-m", "allstep.pytorch.train"), "pytorch"),
+        ("", ("-u", "-m", "allstep.commands.collectives.backends.worker", "horovod-tensorflow"), "tensorflow"),
+        ("", ("-m", "allstep.commands.cli", "compare", "--frameworks", "pytorch"), None),
+        ("", ("-m", "pytest", "pytorch"), None),
+        ("", ("-I", "-c", "import torch"), None),
+    ],
+)
+def test_which_programs_are_forks(text, words, framework, tmp_path, monkeypatch):
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *([str(program)] if text else []), *words])
+    names = runpy.run_path(str(Path(warm_start.__file__).parent / "warm" / "sitecustomize.py"))
+    request = names["_request"]()
+    assert (request and request[0]) == framework
 
 
 def test_signals_reach_the_fork(tmp_path):

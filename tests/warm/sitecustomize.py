@@ -9,8 +9,8 @@ import os
 import sys
 
 _FRAMEWORKS = {
-    b"pytorch": rb"torch|horovod\.torch|allstep\.pytorch",
-    b"tensorflow": rb"tensorflow|keras|horovod\.tensorflow|allstep\.tensorflow",
+    "pytorch": rb"torch|horovod\.torch|allstep\.pytorch",
+    "tensorflow": rb"tensorflow|keras|horovod\.tensorflow|allstep\.tensorflow",
 }
 IMPORT_TIME = (
     *("OMP_", "MKL_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH_LOGS", "KERAS_", "XLA_", "CUDA_", "LD_", "MALLOC_"),
@@ -32,28 +32,33 @@ def _request():
     words = sys.orig_argv[1:]
     unbuffered = words[:1] == ["-u"] or bool(os.environ.get("PYTHONUNBUFFERED"))
     words = words[words[:1] == ["-u"] :]
-    if words[:1] == ["-m"] and len(words) > 1:
-        for name in _FRAMEWORKS:
-            if words[1].startswith(f"allstep.{name.decode()}."):
-                return name.decode(), unbuffered, words
-    if words[:1] == ["-c"]:
+    found = _frameworks(words) if words else ()
+    return (*found, unbuffered, words) if len(found) == 1 else None
+
+
+def _frameworks(words):
+    """Return the frameworks that a program names or imports; its arguments decide about one that imports both."""
+    given = {word.rpartition("-")[2] for word in words[1:]} & _FRAMEWORKS.keys()
+    if words[0] == "-m" and len(words) > 1:
+        package, room, *rest = (*words[1].split("."), "", "")
+        if package != "allstep":
+            return ()
+        return {room} & _FRAMEWORKS.keys() or (given if room == "commands" and rest[:1] != ["cli"] else ())
+    if words[0] == "-c" and len(words) > 1:
         text = words[1].encode()
-    elif not words or words[0].startswith("-"):
-        return None
+    elif words[0].startswith("-"):
+        return ()
     else:
         try:
             with open(words[0], "rb") as file:
                 text = file.read(1 << 16)
         except OSError:
-            return None
+            return ()
     import re
 
-    found = [
-        name
-        for name, modules in _FRAMEWORKS.items()
-        if re.search(rb"^\s*(?:import (?:[\w.]+, )*|from )(%b)\b" % modules, text, re.M)
-    ]
-    return (found[0].decode(), unbuffered, words) if len(found) == 1 else None
+    imports = rb"^\s*(?:import (?:[\w.]+, )*|from )(%b)\b"
+    found = {name for name, modules in _FRAMEWORKS.items() if re.search(imports % modules, text, re.M)}
+    return found if len(found) == 1 else given if found or b"allstep" in text else ()
 
 
 def _become_client(folder, framework, unbuffered, words):
