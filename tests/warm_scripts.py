@@ -57,7 +57,7 @@ def _socket(framework: str) -> Path:
     """Start a server with a framework once, and return its socket."""
     folder = Path(_servers.enter_context(tempfile.TemporaryDirectory()))
     command = [sys.executable, str(_PROGRAM), "serve", str(folder / "socket"), *_MODULES[framework]]
-    process = _servers.enter_context(subprocess.Popen(command, env=environment()))
+    process = _servers.enter_context(subprocess.Popen(command, env=environment(WARM_FOLDER="")))
     _servers.callback(process.kill)
     while not (folder / "socket").exists():
         assert process.poll() is None

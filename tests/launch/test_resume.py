@@ -139,6 +139,7 @@ def test_one_notice_ends_a_run_that_reads_a_checkpoint_forever(tmp_path):
     assert line.endswith("stopped at step 0: SIGTERM came before anything was trained")
 
 
+@pytest.mark.cold
 def test_a_second_run_cannot_write_there(tmp_path):
     with soak.training("pytorch", 1, tmp_path, "--epochs", 1000) as first:
         first.wait_for_step(1, delay=0)

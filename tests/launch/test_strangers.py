@@ -29,6 +29,8 @@ from horovod.runner.http import http_client, http_server
 from jobs import losses
 from ranks import REPOSITORY, environment, events, train
 
+pytestmark = pytest.mark.cold
+
 CONTENT, SIGNATURE = "X-Horovod-Content", "X-Horovod-Signature"
 GARBAGE = os.urandom(4096)
 FIRST_WORDS = (GARBAGE, b"", GARBAGE[:8], b"GET / HTTP/1.1\r\nA: ", b"\x16\x03\x01\x02\x00\x01")

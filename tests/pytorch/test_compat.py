@@ -24,6 +24,8 @@ from allstep.pytorch.optimizers.lamb import Lamb
 from allstep.pytorch.optimizers.lars import Lars
 from allstep.pytorch.optimizers.novograd import NovoGrad
 
+pytestmark = pytest.mark.cold
+
 OPTIMIZERS = [
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop),
     *(Lars, Lamb, NovoGrad),

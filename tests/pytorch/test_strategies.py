@@ -126,6 +126,7 @@ def test_a_rank_that_raises_is_named_once(tmp_path):
     assert "rank 1 of 2" in result.output and "step 7 failed: OSError: lost the disk" in result.output
 
 
+@pytest.mark.cold
 def test_a_rank_that_is_killed_ends_the_job(tmp_path):
     result = run_broken(DIES, tmp_path, *DDP, "--num-gpus", "2")
     assert result.returncode == 128 + signal.SIGKILL, result.output
@@ -137,6 +138,7 @@ def test_a_mistake_of_the_ranks_is_told_once():
     assert result.output.count("allstep: error: expected a finite loss") == 1, result.output
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), full(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_signals_reach_the_ranks(number, status):
     command = [sys.executable, "pytorch/train.py", *DDP, "--num-gpus", "2", "--epochs", "10000"]
@@ -240,6 +242,7 @@ def test_list_strategies():
     assert set(listed.values()) == {"available"}
 
 
+@pytest.mark.cold
 def test_list_strategies_says_why_not():
     """Hide Horovod from Python."""
     hidden = "import sys; sys.modules['horovod.torch'] = None; from allstep.pytorch import train"

@@ -7,6 +7,8 @@ import json
 import pytest
 from ranks import REPOSITORY, launch
 
+pytestmark = pytest.mark.cold
+
 PROGRAM = REPOSITORY / "tests/strangers/programs/environments.py"
 REFUSED = {
     "folder that is removed": "the folder where this was started is gone; change to one that exists",

@@ -17,6 +17,8 @@ from ranks import run
 
 from allstep.tensorflow import compat
 
+pytestmark = pytest.mark.cold
+
 
 def made_model(optimizer: keras.Optimizer) -> keras.Model:
     """Return a small model that has been trained for one step."""

@@ -117,7 +117,11 @@ def _become_client(folder, framework, unbuffered, words):
         if number < 32 and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: connection.send(bytes([number])))
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    status = int.from_bytes(connection.recv(4), "little", signed=True)
+    answer = connection.recv(4)
+    if not answer:
+        os.write(2, b"The server of tests/warm has ended.\n")
+        os._exit(70)
+    status = int.from_bytes(answer, "little", signed=True)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])

@@ -102,7 +102,7 @@ def _serve(listener, framework):
             os.read(ended, 4096)
             _report(clients)
         for connection in [one for one in clients if one.fileno() in readable]:
-            _pass_on(connection, clients[connection])
+            _pass_on(connection, clients)
         if listener.fileno() in readable:
             connection, _ = listener.accept()
             request, files = _receive(connection)
@@ -147,14 +147,17 @@ def _report(clients):
             connection.close()
 
 
-def _pass_on(connection, pid):
-    """Pass on the signals that a client got; a client that is gone was killed."""
+def _pass_on(connection, clients):
+    """Pass on the signals that a client got; if it was killed, kill its fork before any other starts."""
     try:
         signals = connection.recv(64)
     except OSError:
         signals = b""
     for number in signals or [signal.SIGKILL]:
-        os.kill(pid, number)
+        os.kill(clients[connection], number)
+    if not signals:
+        os.waitpid(clients.pop(connection), 0)
+        connection.close()
 
 
 def _prepare(request, files):

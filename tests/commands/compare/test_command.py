@@ -25,6 +25,8 @@ from allstep.commands.shared.jobs import Outcome
 from allstep.commands.shared.records import files
 from allstep.common.base.errors import UserError
 
+pytestmark = pytest.mark.cold
+
 FLAGS = ("--quick", "--frameworks", "pytorch", "--strategies", "independent", "--workloads", "synthetic-weak")
 CELL = "synthetic-weak.pytorch.independent.{}.cnn.64.float32"
 

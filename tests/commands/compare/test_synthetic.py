@@ -16,6 +16,8 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.config.train_config import ScheduleConfig, TrainConfig
 from allstep.common.data import datasets
 
+pytestmark = pytest.mark.cold
+
 MODULE = ("python", "-m", "allstep.commands.compare.synthetic")
 TINY = ("--num-warmup-batches", "2", "--num-batches-per-iter", "2", "--num-iters", "3")
 SMALL = ("--synthetic-shape", "12", "12", "1", "--synthetic-classes", "10")

@@ -7,10 +7,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from ranks import alive, environment
 
 from allstep.commands.shared.process_tree import VARIABLE, marked
 from allstep.commands.soak.training import rank_processes
+
+pytestmark = pytest.mark.cold
 
 
 def test_nothing_outlives_a_killed_soak(tmp_path):
