@@ -35,11 +35,12 @@ def variables() -> Mapping[str, str]:
 def _started() -> Mapping[str, str]:
     """Start the server, which ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="warm")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     server = subprocess.Popen(
         [sys.executable, str(_FOLDER / "warm_server.py"), folder.name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
     assert server.stdout and server.stdout.readline()

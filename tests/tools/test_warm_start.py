@@ -81,10 +81,10 @@ def test_signals_reach_the_fork(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import torch, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "print('ready', flush=True)\nsignal.pause()\n"
+        "print('ready')\nsignal.pause()\n"
     )
     for number, status in ((signal.SIGTERM, 5), (signal.SIGUSR1, -signal.SIGUSR1), (signal.SIGKILL, -signal.SIGKILL)):
-        command = [sys.executable, str(program)]
+        command = [sys.executable, "-u", str(program)]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout.readline() == "ready\n"
             process.send_signal(number)

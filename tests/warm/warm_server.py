@@ -9,6 +9,7 @@ import fcntl
 import gc
 import importlib
 import importlib.util
+import io
 import marshal
 import os
 import resource
@@ -186,9 +187,14 @@ def _prepare(request, files):
         if module in sys.modules:
             sys.modules[module].seed()
     if request["unbuffered"]:
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)
+        sys.stdout, sys.stderr = (_unbuffered(stream) for stream in (sys.stdout, sys.stderr))
     return request
+
+
+def _unbuffered(stream):
+    """Return a stream to the same file that writes at once, as Python's own do with -u."""
+    raw = open(stream.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(raw, stream.encoding, stream.errors, newline="\n", write_through=True)
 
 
 def program(request):

@@ -46,7 +46,7 @@ def train(session_of, build, name):
 def compare(name, found, expected):
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=name)
-    print("as by its own loop:", name, flush=True)
+    print(f"as by its own loop: {name}", flush=True)
 
 
 def chosen(kinds):
