@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
+from allstep.commands.doctor.finding import Finding, fault, ok, ranks, size, warning
 from allstep.commands.doctor.launchers import find_mpirun
 from allstep.commands.hosts.command import Host, to_list
 from allstep.common.base.terminal import quoted
@@ -58,7 +58,7 @@ def check_host(found: Measurement | str) -> Finding:
         return failed
     assert isinstance(found, Measurement)
     link = f"a copy in memory has {size(found.copy_bandwidth)}/s"
-    return ok("all-reduce", f"{found.num_ranks} ranks: {_bandwidth(found)} ({link})")
+    return ok("all-reduce", f"{ranks(found.num_ranks)}: {_bandwidth(found)} ({link})")
 
 
 def check_across(found: Measurement | str, megabits: int) -> Finding:

@@ -23,6 +23,10 @@ class Finding:
     """Host that the finding is about; empty if it is about all of them."""
 
 
+def ranks(number: int) -> str:
+    return f"{number} rank{'s' if number != 1 else ''}"
+
+
 def ok(subject: str, found: str) -> Finding:
     """Return a finding without a problem."""
     return Finding("ok", subject, found)

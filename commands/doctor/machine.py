@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
+from allstep.commands.doctor.finding import Finding, fault, ok, ranks, size, warning
 from allstep.commands.shared.reading import content
 from allstep.common.base.cores import cpu_quota
 from allstep.common.base.memory import available_memory
@@ -93,9 +93,9 @@ def check(facts: Machine, num_ranks: int, num_gpus: int) -> list[Finding]:
 
 def _check_cores(facts: Machine, num_ranks: int, num_gpus: int) -> Finding:
     cores = min(facts.num_cores, facts.cpu_quota or facts.num_cores)
-    counted = f"{cores:g} cores for {num_ranks} ranks"
+    counted = f"{cores:g} cores for {ranks(num_ranks)}"
     if 0 < num_gpus < num_ranks:
-        return warning("cores", f"{num_ranks} ranks for {num_gpus} GPUs", f"give the host {num_gpus} slots")
+        return warning("cores", f"{ranks(num_ranks)} for {num_gpus} GPUs", f"give the host {num_gpus} slots")
     if num_ranks > cores:
         fix = f"give the host {max(1, int(cores))} slots, or expect ranks to wait for each other"
         return warning("cores", counted, fix)
@@ -107,7 +107,7 @@ def _check_cores(facts: Machine, num_ranks: int, num_gpus: int) -> Finding:
 
 
 def _check_memory(facts: Machine, num_ranks: int) -> Finding:
-    found = f"{size(facts.memory)} left for {num_ranks} ranks"
+    found = f"{size(facts.memory)} left for {ranks(num_ranks)}"
     if facts.memory < num_ranks * RANK_BYTES:
         fix = f"start fewer ranks (one takes {size(RANK_BYTES)} and more), or raise the limit of the container"
         return fault("memory", found, fix)

@@ -27,7 +27,8 @@ _PREFIXES = (
     *("HOROVOD_", "OMPI_", "PMIX_", "UCX_", "NCCL_", "GLOO_", "SLURM_"),
     *("CUDA_", "NVIDIA_", "TF_", "XLA_", "KERAS_", "TORCH_", "PYTORCH_"),
 )
-_SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE")
+# Terraform has the prefix TF_, too.
+_SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE|^TF_(VAR|CLI)_")
 # Properties that a GPU's speed depends on: our name, and nvidia-smi's.
 _GPU_FIELDS = {
     **{"name": "name", "memory": "memory.total", "driver": "driver_version", "power_limit": "power.limit"},

@@ -20,7 +20,8 @@ _VALUES = "values.json"
 _ARRAY = "__array__"
 """Only key of the object that stands for an array; its value is the array's number."""
 _PAIRS = "__pairs__"
-"""Only key of the object that stands for a mapping with integer keys (as in torch's optimizers); its value is pairs."""
+"""Only key of the object that stands for a mapping with integer keys (as in torch's optimizers) or with a key that is
+one of these marks; its value is pairs."""
 _EARLIER_NUMBER = "__number__"
 """Counterpart of `strict_json.NON_FINITE` in files of allstep 0.1, which are read as well."""
 _MARKS = {_ARRAY, strict_json.NON_FINITE, _EARLIER_NUMBER, _PAIRS}
@@ -71,10 +72,10 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         return value if math.isfinite(value) else {strict_json.NON_FINITE: repr(value)}
     if isinstance(value, (list, tuple)):
         return [_plain(item, arrays) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value) and not value.keys() & _MARKS:
-        return {key: _plain(item, arrays) for key, item in value.items()}
-    if isinstance(value, dict) and all(isinstance(key, int) for key in value):
-        return {_PAIRS: [[key, _plain(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        items = [(key, _plain(item, arrays)) for key, item in value.items()]
+        as_object = all(isinstance(key, str) for key in value) and not value.keys() & _MARKS
+        return dict(items) if as_object else {_PAIRS: items}
     raise UserError(
         "expected numbers, texts, arrays, and lists and mappings of these, received "
         f"{type(value).__name__}; make one of them of it"
@@ -88,7 +89,7 @@ def _restored(value: Any, folder: Path) -> Any:
         data = read_regular(folder / f"{int(value[_ARRAY])}.npy", maximum=MAX_BYTES)
         return load_npy(data)
     if isinstance(value, dict) and value.keys() == {_PAIRS}:
-        return {int(key): _restored(item, folder) for key, item in value[_PAIRS]}
+        return {key: _restored(item, folder) for key, item in value[_PAIRS]}
     if isinstance(value, dict) and len(value) == 1 and value.keys() <= {strict_json.NON_FINITE, _EARLIER_NUMBER}:
         return float(*value.values())
     if isinstance(value, dict):

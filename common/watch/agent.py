@@ -82,7 +82,7 @@ class Agent:
     def catch_signals(self) -> Callable[[], None]:
         """Pass signals to this thread at once, wherever the training loop is; must be called in the main thread.
 
-        Returns: a function that restores the previous handlers when the run is over.
+        Returns: a function that restores the previous handlers when the run is over and the thread has ended.
         """
         # Python writes a signal's number to this descriptor at once. Handlers run later, and have nothing to do.
         before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
@@ -95,6 +95,8 @@ class Agent:
                 # If the run was stopped by a notice, this rank's own signal may still be on its way.
                 is_over = self._progress_state.notice not in ("", HOSTS_CHANGED)
                 signal.signal(number, signal.SIG_IGN if is_over else handler)
+            for one in (self._sources, self._inbox, self._outbox):
+                one.close()
 
         return restore
 

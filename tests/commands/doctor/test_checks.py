@@ -174,6 +174,7 @@ def test_what_is_well_needs_no_fix():
         (machine.check(MACHINE, 4, 2), "warning", "cores", "4 ranks for 2 GPUs"),
         (machine.check(MACHINE, 9, 0), "warning", "cores", "8 cores for 9 ranks"),
         (machine.check(replace(MACHINE, cpu_quota=1.5), 2, 0), "warning", "cores", "1.5 cores for 2 ranks"),
+        (machine.check(replace(MACHINE, cpu_quota=0.5), 1, 0), "warning", "cores", "0.5 cores for 1 rank"),
         (machine.check(replace(MACHINE, unknown_name="x"), 2, 0), "warning", "host name", "x cannot be resolved"),
         (machine.check(replace(MACHINE, num_threads="8"), 2, 0), "warning", "cores", "8 threads each"),
         (machine.check(replace(MACHINE, memory=10**9), 2, 0), "fault", "memory", "1 GB left for 2 ranks"),

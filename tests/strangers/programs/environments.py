@@ -131,7 +131,7 @@ ENVIRONMENTS: dict[str, Change] = {
     "left by another MPI": variables(PMI_RANK="0", PMI_SIZE="1", PMI_FD="9"),
     "left by torchrun": variables(MASTER_ADDR="10.0.0.1", MASTER_PORT="29500", RANK="0", WORLD_SIZE="1"),
     "address alone": variables(MASTER_ADDR="10.0.0.1", MASTER_PORT="29500"),
-    "warnings are errors": lambda: warnings.simplefilter("error", DeprecationWarning),
+    "warnings are errors": lambda: warnings.simplefilter("error"),
 }
 
 
