@@ -20,8 +20,12 @@ from allstep.common.launch.variables import read_number
 _INSTEAD = "start the job by horovodrun, mpirun or srun"
 # Variables of launchers that do not give the number of ranks, or the local rank, which selects the GPU.
 _LONE_RANKS = ("PMI_RANK", "PMI_SIZE", "PMI_ID", "PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK")
-# Variables from which torchrun takes its flags; Kubernetes operators set them.
-_TORCHRUN = ("PET_NNODES", "PET_NPROC_PER_NODE")
+# Variables from which torchrun takes its flags, set by Kubernetes operators, and those of schedulers that start the
+# same command on each of several nodes.
+_NODES = (
+    *("PET_NNODES", "PET_NPROC_PER_NODE"),
+    *("AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "SKYPILOT_NUM_NODES"),
+)
 
 
 def check_alone(
@@ -68,9 +72,9 @@ def _signs(environ: Mapping[str, str], *, chosen: bool, to_train_alone: str) -> 
     if not _has_one_at_most(hosts):
         remedy = "have SageMaker start torchrun or MPI (its `distribution`), or unset SM_HOSTS"
         yield "one host in SM_HOSTS without a launcher", quoted(hosts), remedy
-    for name in _TORCHRUN:
+    for name in _NODES:
         if environ.get(name, "1") not in ("1", "1:1"):
-            yield f"{name} with torchrun alone", f"{quoted(environ[name])} without it", "start by torchrun, or unset it"
+            yield f"{name} with a launcher alone", f"{quoted(environ[name])} without one", "use torchrun, or unset it"
     if environ.get("SLURM_PROCID", "0") != "0":
         received = f"SLURM_PROCID={quoted(environ['SLURM_PROCID'])} without SLURM_STEP_ID"
         yield "all that srun gives its tasks", received, "start by srun, and pass its variables on, or unset them"

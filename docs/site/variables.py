@@ -28,6 +28,8 @@ SETTINGS = {
 }
 """Variables that a user may set, and what for."""
 SIGNS = {
+    "AWS_BATCH_JOB_NUM_NODES, AZUREML_NODE_COUNT, SKYPILOT_NUM_NODES": ""
+    "nodes on which a scheduler starts the same command; above 1, a run without a launcher is refused",
     "HOROVOD_ELASTIC": "horovodrun's elastic jobs",
     "HOROVOD_JOB_KEY": "key with which ranks under horovodrun sign their requests",
     "KUBERNETES_SERVICE_HOST": "a pod, whose own address may be a loopback one for the others",

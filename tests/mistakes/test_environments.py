@@ -204,13 +204,16 @@ MISTAKES = {
         f"{TENSORFLOW} --strategy parameter-server", "horovodrun, mpirun or srun", "torchrun", TORCHRUN
     ),
     "torchrun's nodes without torchrun": Mistake(
-        DDP, "PET_NNODES with torchrun alone", "'2' without it; start by torchrun", {"PET_NNODES": "2"}
+        DDP, "PET_NNODES with a launcher alone", "'2' without one; use torchrun", {"PET_NNODES": "2"}
     ),
     "torchrun's elastic nodes without torchrun": Mistake(
-        PYTORCH, "PET_NNODES with torchrun", "'1:3' without it", {"PET_NNODES": "1:3", "PET_NODE_RANK": "0"}
+        PYTORCH, "PET_NNODES with a launcher", "'1:3' without one", {"PET_NNODES": "1:3", "PET_NODE_RANK": "0"}
+    ),
+    "a scheduler's nodes without a launcher": Mistake(
+        PYTORCH, "SKYPILOT_NUM_NODES with a launcher alone", "'2' without one", {"SKYPILOT_NUM_NODES": "2"}
     ),
     "torchrun's processes without torchrun": Mistake(
-        PYTORCH, "PET_NPROC_PER_NODE with torchrun", "'gpu'", {"PET_NPROC_PER_NODE": "gpu"}
+        PYTORCH, "PET_NPROC_PER_NODE with a launcher", "'gpu'", {"PET_NPROC_PER_NODE": "gpu"}
     ),
     "--elastic without restarts": Mistake(
         ELASTIC, "torchrun with --max-restarts for --elastic", "torchrun without it; start it by torchrun", TORCHRUN

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -30,6 +33,27 @@ COMMANDS = (
     ((sys.executable, "pytorch/train.py", "--help"), "> /dev/full"),
 )
 TRAINING = (sys.executable, "pytorch/train.py", "--model", "mlp", "--epochs", "3", "--output-dir")
+
+
+@pytest.mark.launch
+def test_a_rank_whose_launcher_is_gone_says_so_on_the_terminal():
+    """At a second Ctrl-C mpirun exits at once, and nobody reads the standard error of its ranks."""
+    program = (
+        "import os; from allstep.common.process import exit\n"
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
+        "exit._launcher = {}\n"
+        "exit.leave(1, 'allstep: its launcher is gone')"
+    )
+    for launcher, expected in (("-1", b"allstep: its launcher is gone\r\n"), ("os.getppid()", b"")):
+        pid, terminal = pty.fork()
+        if not pid:
+            os.execv(sys.executable, [sys.executable, "-c", program.format(launcher)])
+        told = b""
+        with contextlib.suppress(OSError):  # at its end
+            while data := os.read(terminal, 1000):
+                told += data
+        assert (told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) == (expected, 1)
+        os.close(terminal)
 
 
 def shell(command: tuple, rest: str) -> subprocess.CompletedProcess:
