@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from prove_fault import Fault
+from prove_styles import STYLES
 
 from allstep.commands.prove.launching import ITSELF, MIRRORED, TF_CONFIG
 
@@ -12,6 +14,7 @@ _LAUNCHERS = {
     "ddp_spawn": ITSELF,
     "mirrored_fit": MIRRORED,
     "mirrored_own_loop": MIRRORED,
+    "mirrored_train_step": MIRRORED,
     "multi_worker_own_loop": TF_CONFIG,
 }
 SCRIPTS = Path(__file__).parent / "prove" / "scripts"
@@ -20,23 +23,6 @@ SCRIPTS = Path(__file__).parent / "prove" / "scripts"
 def launcher_of(script: str) -> str:
     """Return the launcher of a correct script, by the name of its file."""
     return _LAUNCHERS.get(script, "torchrun" if script.startswith("ddp") else "horovodrun-mpi")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A change that makes a correct script wrong, or leaves it correct in another way."""
-
-    finding: str
-    """Name of the finding; empty if nothing may be found."""
-    script: str
-    """Name of the correct script's file."""
-    old: str
-    """Text to replace, which occurs once."""
-    new: str
-    is_quick: bool = False
-    """Whether it is also tested separately without `pytest -m full`."""
-    is_combined: bool = False
-    """Whether it is also tested together with the other such faults of its script."""
 
 
 def planted(faults: Sequence[Fault]) -> str:
@@ -350,4 +336,5 @@ FAULTS = (
     Fault("line-search-alone", _LBFGS, "    dist.all_reduce(total)\n    return total / size\n", "    return total\n"),
     Fault("", _D, "loader = DataLoader(data, batch_size=8, sampler=sampler)",
           "loader = DataLoader(data, 8, sampler=sampler, num_workers=1, persistent_workers=True)"),
+    *STYLES,
 )  # fmt: skip

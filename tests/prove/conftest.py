@@ -16,7 +16,7 @@ from allstep.commands.prove.launching import ITSELF, Script
 from allstep.commands.prove.runs import Run
 
 NUM_STEPS = 4
-_PACKAGES = {"ddp_accelerated": ["accelerate"], "ddp_lightning": ["lightning"]}
+_PACKAGES = {"ddp_accelerated": ["accelerate"], "ddp_split_batches": ["accelerate"], "ddp_lightning": ["lightning"]}
 """Optional packages that scripts of the corpus need."""
 _LAUNCHED = ("ddp_imagenet", "ddp_lightning")
 """Scripts whose ranks start by their launcher; those of the others are forks of a process with the frameworks."""

@@ -11,7 +11,7 @@ from prove_records import names, run
 from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.observer.loops import may_end_early
 from allstep.commands.prove.observer.pytorch_data import held
-from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Resumed, Sampler, Waiting, Yielded
+from allstep.commands.prove.records import Batch, Forward, Held, Loop, LoopEnd, Resumed, Sampler, Waiting, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _WHOLE = Sampler("RandomSampler", True, reads_all=True)
@@ -126,3 +126,47 @@ def test_loops_of_different_lengths(more, expected):
         records = [loop if isinstance(one, Loop) else one for one in rank.records[:-1]]
         ranks.append(Rank((*records, LoopEnd(1, 3, True), *more, rank.records[-1])))
     assert names(replace(right, ranks=tuple(ranks))) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_loaded", "begins", "expected"),
+    [
+        (4, (0, 0), ["same-samples"]),
+        (4, (0, 100), []),  # each rank draws its share
+        (8, (0, 0), []),  # each rank trains on half of every batch
+    ],
+)
+def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, expected):
+    """Oracle: what loaders yield, and how many samples a model gets for each; one rank trains on all that it loads."""
+    sampler = Sampler("DistributedSampler", True, 1, 0, 0, 0)
+
+    def with_loads(right: Run, size: int, begins: tuple[int, ...]) -> Run:
+        ranks = []
+        for rank, begin in zip(right.ranks, begins, strict=False):
+            records = [replace(one, sampler=sampler) if isinstance(one, Loop) else one for one in rank.records[:-1]]
+            for step in range(3):
+                indices = tuple(range(begin + size * step, begin + size * (step + 1)))
+                records += [Batch(1, indices), Yielded(1, tuple(map(str, indices)))]
+            ranks.append(Rank((*records, rank.records[-1])))
+        return replace(right, ranks=tuple(ranks))
+
+    alone, together = with_loads(run(size=1, rate=0.1), 4, (0,)), with_loads(run(), num_loaded, begins)
+    assert [finding.name for finding in findings(Runs(alone, together))] == expected
+
+
+@pytest.mark.parametrize(("is_cut", "expected"), [(False, ["samples-overlap"]), (True, [])])
+def test_shares_of_fit_that_overlap_in_a_whole_epoch(is_cut, expected):
+    """Oracle: samples of both ranks, of which each rank has every one once, in an epoch half as long as on one rank."""
+    ranks = []
+    for rank in run().ranks:
+        records = [
+            replace(one, rows=tuple(f"{(one.step + rank.number) % 4} {row}" for row in range(4)))
+            if isinstance(one, Forward)
+            else one
+            for one in rank.records[:-1]
+        ]
+        ranks.append(Rank((*records, LoopEnd(1, 3, is_cut), rank.records[-1])))
+    alone = run(size=1, rate=0.1)
+    longer = [replace(one, num_batches=6) if isinstance(one, Loop) else one for one in alone.ranks[0].records]
+    runs = Runs(replace(alone, ranks=(Rank(tuple(longer)),)), replace(run(), ranks=tuple(ranks)))
+    assert [finding.name for finding in findings(runs)] == expected
