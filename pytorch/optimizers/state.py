@@ -7,7 +7,7 @@ Any other optimizer of a user's keeps the names of its own `state`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any, Protocol
 
@@ -124,8 +124,9 @@ class OwnState:
         ]
         if others := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
             raise self._refused(f"remembers {others[0]} for no weight")
-        if changed := [name for name, value in attributes.items() if vars(optimizer).get(name) != value]:
-            raise self._refused(f"remembers {changed[0]} outside of its state")
+        changed = [name for name, value in attributes.items() if vars(optimizer).get(name) != value]
+        if outside := [*changed, *_kept_outside(optimizer, {id(one) for one in parameters})]:
+            raise self._refused(f"remembers {outside[0]} outside of its state")
         for state in self._like.values():
             for slot, value in state.items():
                 if isinstance(value, torch.Tensor) and can_be_kept(value.dtype):
@@ -190,6 +191,20 @@ def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the numbers among the options of each group."""
     numbers = (bool, int, float)
     return [copy.copy({k: v for k, v in group.items() if isinstance(v, numbers)}) for group in optimizer.param_groups]
+
+
+def _kept_outside(optimizer: torch.optim.Optimizer, parameters: Container[int]) -> Iterator[str]:
+    """Yield the attributes of an optimizer that hold tensors, or another optimizer with a state of its own."""
+
+    def holds(value: Any) -> bool:
+        if isinstance(value, torch.optim.Optimizer):
+            return value.state is not optimizer.state
+        if isinstance(value, (list, tuple, dict)):
+            return any(map(holds, value.values() if isinstance(value, dict) else value))
+        return isinstance(value, torch.Tensor) and id(value) not in parameters
+
+    others = vars(optimizer).keys() - {"state", "param_groups", "defaults"}
+    return (name for name in sorted(others) if holds(vars(optimizer)[name]))
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

@@ -9,8 +9,10 @@ import paper_optimizers
 import pytest
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.pytorch.optimizers import build_optimizer, with_whole_norms, without_fused_kernels
+from allstep.pytorch.optimizers.state import OwnState
 
 NUM_STEPS = 50
 
@@ -124,3 +126,28 @@ def test_a_step_waits_for_no_number_of_its_device(name):
     for _ in range(2):
         layer(torch.ones(4, 3, device="meta")).sum().backward()
         optimizer.step()
+
+
+class Lookahead(torch.optim.SGD):
+    """Optimizer that keeps slow copies of weights in an attribute (Zhang et al. 2019)."""
+
+    def __init__(self, parameters: list) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.slow = [one.detach().clone() for one in parameters]
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Optimizer whose steps another one takes, which keeps the state."""
+
+    def __init__(self, parameters: list) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.Adam(self.param_groups)
+
+    def step(self, closure: None = None) -> None:
+        self.base.step()
+
+
+@pytest.mark.parametrize(("build", "name"), [(Lookahead, "slow"), (Wrapper, "base")])
+def test_optimizers_with_a_state_that_checkpoints_would_lack_are_refused(build, name):
+    with pytest.raises(UserError, match=f"received {build.__name__}, which remembers {name} outside of its state"):
+        OwnState(build([torch.nn.Parameter(torch.ones(2))]))
