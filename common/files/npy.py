@@ -36,6 +36,8 @@ def check_header(stream: IO[bytes], num_bytes: int) -> None:
     if version not in _READERS:
         raise ValueError(f"its format is {version[0]}.{version[1]}, not one of arrays of numbers")
     shape, _, dtype = _READERS[version](stream)
+    if dtype.hasobject:
+        raise ValueError("it holds objects of Python; convert it to an array of numbers or texts, as by .astype(str)")
     declared, left = math.prod(shape) * dtype.itemsize, num_bytes - stream.tell()
     if min(shape, default=0) < 0 or declared > left:
         raise ValueError(f"its header declares {declared} bytes of shape {shape}, and {left} follow")
