@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -33,6 +34,17 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Ten
         options = {"label_smoothing": label_smoothing, "weight": class_weights, "reduction": "sum"}
         return partial(_cross_entropy, partial(functional.cross_entropy, **options))
     return partial(_sum_over_samples, _LOSSES[name])
+
+
+def measure_of(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    """Return a user's loss of arrays, times their number."""
+    loss, device = build_loss(name), torch.empty(0).device
+
+    @torch.no_grad()
+    def measure(outputs: np.ndarray, targets: np.ndarray) -> float:
+        return float(loss(*(torch.tensor(one, device=device) for one in (outputs, targets))))
+
+    return measure
 
 
 def scores(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -61,31 +73,19 @@ def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> t
 
 
 def _check_object(function: Callable) -> None:
-    """Move a loss that is a module to the default device, and refuse one that is no mean over samples.
+    """Move a loss that is a module to the default device.
 
-    Raises UserError if it sums up, weights classes in its mean, or has parameters of its own, which nothing would
-    train.
+    Raises UserError if it has parameters of its own, which nothing would train.
     """
-    options, called, name = {}, function, f"{name_of(function)} of --loss"
-    while isinstance(called, partial):
-        options, called = {**called.keywords, **options}, called.func
-    if isinstance(called, nn.Module):
-        called.to(torch.empty(0).device)
-        options = {"reduction": getattr(called, "reduction", None), "weight": getattr(called, "weight", None)}
-        if any(parameter.requires_grad for parameter in called.parameters()):
-            raise UserError(f"{name} has parameters, which the optimizer does not get; move them to the network")
-    is_of_torch = isinstance(called, nn.Module) or getattr(called, "__module__", "").startswith("torch.")
-    if is_of_torch and options.get("reduction") == "sum":
-        raise UserError(f'{name} adds losses up; give it reduction="mean" or reduction="none"')
-    is_weighted = options.get("weight") is not None and options.get("reduction", "mean") == "mean"
-    if is_weighted and (called in _WEIGHTED or isinstance(called, _WEIGHTED_MODULES)):
-        raise UserError(
-            f"{name} divides by the weights of the classes in a batch, so means over the parts of a batch do not make "
-            'that of the whole; give it reduction="none", which divides by the number of samples'
-        )
-
-
-_WEIGHTED, _WEIGHTED_MODULES = (functional.cross_entropy, functional.nll_loss), (nn.CrossEntropyLoss, nn.NLLLoss)
+    while isinstance(function, partial):
+        function = function.func
+    if isinstance(function, nn.Module):
+        function.to(torch.empty(0).device)
+        if any(parameter.requires_grad for parameter in function.parameters()):
+            raise UserError(
+                f"{name_of(function)} of --loss has parameters, which the optimizer does not get; move them to the "
+                "network"
+            )
 
 
 def _sum_over_samples(measure: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from allstep.common.catalog.losses import LOSSES
 from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
@@ -21,8 +22,10 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
-from allstep.common.training.trial import TrialCheck
+from allstep.common.training.loss_trial import LossCheck
+from allstep.common.training.trial import TrialCheck, has_parts
 from allstep.pytorch.kept.network_state import as_array, as_tensor, load, weights
+from allstep.pytorch.losses import measure_of
 
 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
@@ -34,8 +37,8 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
 
-        options, sharded = parsed(config.model_args), config.strategy == "fsdp"
-        return build_other(config.model, dataset, config.data.seed, own, options, sharded=sharded)
+        needs = {"sharded": config.strategy == "fsdp", "in_parts": has_parts(config)}
+        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args), **needs)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
@@ -43,14 +46,15 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
 
 def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
+    checks = [LossCheck(measure_of(config.loss))] if config.loss not in {None, *LOSSES} else []
     if config.model in MODELS:
-        return ()
+        return checks
     from allstep.pytorch.kept.pass_state import RUNNING, pass_state
     from allstep.pytorch.other_networks import NormCheck, Reseed
 
     weights = [name for name, one in network.named_parameters() if one.requires_grad]
     trial = TrialCheck(pass_state(network), weights, averaged=RUNNING, puts_back=True)
-    return Reseed(network), trial, NormCheck(network)
+    return Reseed(network), trial, NormCheck(network), *checks
 
 
 def build_model(

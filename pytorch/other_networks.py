@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -27,7 +28,7 @@ from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
-from allstep.common.training.trial import TRIAL, are_probabilities
+from allstep.common.training.trial import TRIAL, are_probabilities, num_samples, others_of
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
 from allstep.pytorch.kept.pass_state import note_pass_state, pass_state
@@ -44,6 +45,7 @@ def build_other(
     options: Mapping[str, Any] | None = None,
     *,
     sharded: bool = True,
+    in_parts: bool = True,
 ) -> nn.Module:
     """Build the network that `model` names and try it on two samples of random numbers.
 
@@ -54,6 +56,7 @@ def build_other(
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
         sharded: whether the strategy has to know how weights are used (see `kept.uses`).
+        in_parts: whether a batch may be computed in parts, so that gradients are tried as well.
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
@@ -63,7 +66,10 @@ def build_other(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
             )
         _check_weights(network, model)
-        outputs = user_file.call(_outputs, network, dataset, sharded, flag=f"--model {model}")
+        expected = f"a network for samples of shape {dataset.input_shape}"
+        outputs = user_file.call(
+            _outputs, network, dataset, sharded, in_parts=in_parts, flag=f"--model {model}", expected=expected
+        )
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
     logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else np.zeros(0)
@@ -103,7 +109,9 @@ def _of_library(
         return network, outputs
 
 
-def _outputs(network: nn.Module, dataset: Dataset, sharded: bool, of_library: bool = False) -> object:
+def _outputs(
+    network: nn.Module, dataset: Dataset, sharded: bool, *, of_library: bool = False, in_parts: bool = False
+) -> object:
     """Move the network to the default device, and return its outputs for two samples of random numbers.
 
     It is tried in training as well, where some networks return something else; weights, buffers and random numbers
@@ -111,7 +119,7 @@ def _outputs(network: nn.Module, dataset: Dataset, sharded: bool, of_library: bo
 
     Returns: outputs in validation, or those in training if these have another shape.
     """
-    shape = (2, *dataset.input_shape)
+    shape = (2 if of_library else num_samples(dataset.input_shape), *dataset.input_shape)
 
     def drawn() -> torch.Tensor:
         if dataset.input_type == "int64":
@@ -125,22 +133,20 @@ def _outputs(network: nn.Module, dataset: Dataset, sharded: bool, of_library: bo
         if any(map(is_lazy, network.modules())):
             network.eval()(inputs)
         before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
-        others, outputs = torch.cat([inputs[:1], drawn()[1:]]), None
-        if dataset.input_type != "int64":
-            others[1:] *= 3  # a sample that depends on it changes by more than rounding
+        others, outputs = torch.from_numpy(others_of(*(one.numpy(force=True) for one in (inputs, drawn())))), None
         if not of_library:
-            outputs = network.eval()(inputs)
+            outputs = network.eval()(inputs[:2])
             before.restore()  # some count these passes as well
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
         with _noting_values(network):
-            trained = note_pass_state(network.train(), before, inputs, others, observer)
+            trained = note_pass_state(network.train(), before, inputs, others.to(inputs), observer, in_parts=in_parts)
         before.restore()
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
     if of_library or not (isinstance(trained, torch.Tensor) and isinstance(outputs, torch.Tensor)):
         return trained if of_library else None
-    return outputs if trained.shape == outputs.shape else trained
+    return outputs if trained[:2].shape == outputs.shape else trained[:2]
 
 
 def _timm(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:
@@ -182,21 +188,24 @@ def _take_channels(network: nn.Module, channels: int) -> None:
 
 def _check_weights(network: nn.Module, model: str) -> None:
     check(network, model)
-    make_dense(network)
+    make_dense(network, model)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"expected a network with weights to train from --model {model}, received none; return another")
 
 
 class Reseed(Hook):
-    """Reseeds dropout in each step as a function of seed, step and rank, so that a resumed run draws the same."""
+    """Reseeds global generators in each step by seed, step and rank, so that layers of a resumed run draw the same."""
 
     def __init__(self, network: nn.Module) -> None:
-        """Take a network, which needs no handle here because it draws from PyTorch's global generators."""
+        """Take a network, which needs no handle here."""
 
     def on_start(self, session: TrainingRun) -> None:
-        torch.manual_seed(step_seed(session.config.data.seed, session.progress.step, session.placement.rank))
+        seed = step_seed(session.config.data.seed, session.progress.step, session.placement.rank)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
-    on_step = on_start
+    on_step = on_epoch = on_start  # validation may draw as well
 
 
 class NormCheck(Hook):

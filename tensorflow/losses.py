@@ -10,9 +10,9 @@ from functools import partial
 from typing import cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import wrong_loss
 from allstep.common.catalog.user_file import name_of
@@ -31,6 +31,12 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[
     if class_weights:
         losses = partial(_weighted_cross_entropy, label_smoothing=label_smoothing, class_weights=class_weights)
     return partial(_sum_over_samples, losses)
+
+
+def measure_of(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    """Return a user's loss of arrays, times their number."""
+    loss = build_loss(name)
+    return lambda outputs, targets: float(loss(tf.constant(outputs), tf.constant(targets)))
 
 
 def scores(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
@@ -75,15 +81,10 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
 
 
 def _targets_last(function: Callable) -> Callable:
-    """Return a user's function of outputs and targets; Keras' own losses take them in the other order.
-
-    Raises UserError for one that adds losses up, where a mean is expected.
-    """
+    """Return a user's function of outputs and targets; Keras' own losses take them in the other order."""
     called = function
     while isinstance(called, partial):
         called = called.func
-    if getattr(called, "reduction", None) == "sum":
-        raise UserError(f'{name_of(function)} of --loss adds losses up; give it reduction="sum_over_batch_size"')
     is_of_keras = isinstance(called, keras.losses.Loss) or getattr(called, "__module__", "").startswith("keras.")
     if not is_of_keras:
         return function

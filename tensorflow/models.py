@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import layers
 
+from allstep.common.catalog.losses import LOSSES
 from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
@@ -25,8 +26,10 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
-from allstep.common.training.trial import TRIAL, TrialCheck
+from allstep.common.training.loss_trial import LossCheck
+from allstep.common.training.trial import TRIAL, TrialCheck, has_parts
 from allstep.tensorflow.derived_state import derive_again
+from allstep.tensorflow.losses import measure_of
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
@@ -45,7 +48,8 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
         from allstep.tensorflow.other_networks import build_other
 
         keras.config.set_dtype_policy(_POLICIES[config.precision])
-        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args))
+        options, in_parts = parsed(config.model_args), has_parts(config)
+        return build_other(config.model, dataset, config.data.seed, own, options, in_parts=in_parts)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, precision=config.precision, **size)
@@ -53,12 +57,13 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
 
 def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
     """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
+    checks = [LossCheck(measure_of(config.loss))] if config.loss not in {None, *LOSSES} else []
     if config.model in MODELS:
-        return ()
+        return checks
     from allstep.tensorflow.other_networks import MOVING, Reseed
 
     weights = [variable.path for variable in network.trainable_variables]
-    return Reseed(network), TrialCheck(vars(network)[TRIAL], weights, averaged=MOVING, puts_back=False)
+    return Reseed(network), TrialCheck(vars(network)[TRIAL], weights, averaged=MOVING, puts_back=False), *checks
 
 
 def build_model(

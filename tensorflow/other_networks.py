@@ -29,14 +29,29 @@ from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.training_run import TrainingRun
-from allstep.common.training.trial import TRIAL, PassState, are_probabilities, try_passes
+from allstep.common.training.trial import (
+    TRIAL,
+    PassState,
+    are_probabilities,
+    is_bent,
+    num_samples,
+    others_of,
+    try_passes,
+)
 from allstep.tensorflow.compat import global_seed_generator, layers_of
 from allstep.tensorflow.models import canonical_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
+from allstep.tensorflow.passes import losses_of_layers
 
 
 def build_other(
-    model: str, dataset: Dataset, seed: int, own: Any = None, options: Mapping[str, Any] | None = None
+    model: str,
+    dataset: Dataset,
+    seed: int,
+    own: Any = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    in_parts: bool = True,
 ) -> keras.Model:
     """Build the network that `model` names and try it on two samples of random numbers.
 
@@ -46,6 +61,7 @@ def build_other(
         model: FILE.py:FUNCTION or keras:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
+        in_parts: whether a batch may be computed in parts, so that gradients are tried as well.
     """
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     file = user_file.parse(model)
@@ -57,7 +73,10 @@ def build_other(
             )
         _check_layers(network, model)
         expected = f"a network for samples of shape {dataset.input_shape}"
-        outputs = user_file.call(_outputs, network, dataset, model, flag=f"--model {model}", expected=expected)
+        outputs = user_file.call(
+            _outputs, network, dataset, model, is_of_user=True, in_parts=in_parts, flag=f"--model {model}",
+            expected=expected,
+        )  # fmt: skip
     else:
         try:
             network = _keras(model.partition(":")[2], dataset, options or {})
@@ -98,59 +117,90 @@ def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model
     )
 
 
-def _outputs(network: keras.Model, dataset: Dataset, model: str) -> object:
+def _outputs(
+    network: keras.Model, dataset: Dataset, model: str, *, is_of_user: bool = False, in_parts: bool = False
+) -> object:
     """Return the network's outputs for two samples of random numbers.
 
     It is tried in training as well, to see what changes in a pass; all variables stay as they are.
 
     Returns: outputs in validation, or those in training if these have another shape.
     """
-    draw, shape = np.random.default_rng(0), (3, *dataset.input_shape)
+    draw, shape = np.random.default_rng(0), (num_samples(dataset.input_shape), *dataset.input_shape)
     if dataset.input_type == "int64":
-        drawn = draw.integers(max(1, dataset.num_tokens), size=shape)
+        samples, drawn = (draw.integers(max(1, dataset.num_tokens), size=shape) for _ in range(2))
     else:
-        drawn = draw.standard_normal(shape, np.float32)
-        drawn[2] *= 3  # a sample that depends on it changes by more than rounding
-    inputs, others = drawn[:2], drawn[[0, 2]]
-    outputs = network(inputs, training=False)
+        samples, drawn = (draw.standard_normal(shape, np.float32) for _ in range(2))
+    outputs = network(samples[:2], training=False)
     if getattr(outputs, "_keras_mask", None) is not None:
         raise UserError(
             f"--model {model} ends in a mask of its outputs, which Keras' losses heed and the trainer's do not; "
             "end the mask before, as a recurrent layer does"
         )
-    trained, state = _tried(network, inputs, others)
+    trained, state = _tried(network, samples, others_of(samples, drawn), is_of_user=is_of_user, in_parts=in_parts)
     softmax = isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy())
     setattr(network, TRIAL, dataclasses.replace(state, ends_in_softmax=softmax))
     if not isinstance(trained, tf.Tensor) or not isinstance(outputs, tf.Tensor):
         return None
-    return outputs if trained.shape == outputs.shape else trained
+    return outputs if trained[:2].shape == outputs.shape else trained[:2]
 
 
-def _tried(network: keras.Model, inputs: np.ndarray, others: np.ndarray) -> tuple[object, PassState]:
+def _tried(
+    network: keras.Model, samples: np.ndarray, others: np.ndarray, *, is_of_user: bool, in_parts: bool
+) -> tuple[object, PassState]:
     """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
     before, found = _Snapshot(network), []
 
-    def run(is_other: bool) -> np.ndarray | None:
+    def passed(inputs: np.ndarray, training: bool = True) -> Any:
         before.reseed()
         tf.random.set_seed(0)
         with seeded():
-            found.append(network(others if is_other else inputs, training=True))
+            return network(inputs, training=training)
+
+    def run(is_other: bool) -> np.ndarray | None:
+        found.append(passed(others if is_other else samples))
         return tf.cast(found[-1], tf.float32).numpy() if isinstance(found[-1], tf.Tensor) else None
 
-    kinds = (BatchNorm, keras.layers.BatchNormalization)
-    has_norms = any(isinstance(layer, kinds) for layer in layers_of(network))
-    is_of_user = not type(network).__module__.startswith("keras.") or any(
-        not type(layer).__module__.startswith("keras.") for layer in layers_of(network)
-    )
+    def added(inputs: np.ndarray) -> float:
+        """Return what layers add to the loss of so many samples; dropout, whose draws depend on shapes, is off."""
+        before.restore()
+        passed(inputs, training=False)
+        return float(losses_of_layers(network, tf.constant(inputs)))
+
+    def gradients(factor: float) -> list[np.ndarray | None]:
+        before.restore()
+        devices = tf.distribute.get_strategy().experimental_local_results
+        weights = [devices(variable.value)[0] for variable in network.trainable_variables]
+        with tf.GradientTape() as tape:
+            outputs = tf.reshape(tf.cast(passed(samples), tf.float32), [-1])
+            loss = tf.reduce_mean(outputs * (1 - 2 * (np.arange(outputs.shape[0]) % 2))) * factor
+        found = tape.gradient(loss, weights)
+        return [None if one is None else tf.convert_to_tensor(one).numpy() for one in found]
+
+    norms = [layer for layer in layers_of(network) if isinstance(layer, (BatchNorm, keras.layers.BatchNormalization))]
+    may_couple = is_of_user and all(type(norm) is keras.layers.BatchNormalization for norm in norms)
+    norms = [norm for norm in norms if may_couple and norm.trainable]
+    trainable = [(variable, variable.trainable) for norm in norms for variable in norm.variables]
+    for norm in norms:
+        norm.trainable = False  # whose statistics are known; what couples samples otherwise is looked for
     _, state = try_passes(
         run,
         before,
         lambda: _Snapshot(network),
         averaged=lambda: {name for name in before.names if f"/{MOVING}" in name},
         forgotten=lambda names: names - {variable.path for variable in network.variables},
-        may_couple=is_of_user and not has_norms,
+        may_couple=may_couple,
     )
+    if may_couple and in_parts and isinstance(found[0], tf.Tensor):
+        parts = added(samples[:1]) + added(samples[1:])
+        couples = state.couples or not np.isclose(parts, added(samples), rtol=1e-3, equal_nan=True)
+        bends = is_bent(gradients(1.0), gradients(2.0))
+        state = dataclasses.replace(state, couples=couples, bends=bends)
     before.restore()
+    for norm in norms:
+        norm.trainable = True
+    for variable, value in trainable:
+        variable.trainable = value
     return found[0], state
 
 
@@ -267,4 +317,4 @@ class Reseed(Hook):
         for number, state in enumerate(self._states):
             state.assign(np.array([(seed + number) % 2**32, seed >> 32], np.uint32))
 
-    on_step = on_start
+    on_step = on_epoch = on_start  # validation may draw as well

@@ -23,6 +23,8 @@ class BaseStrategy(ABC):
     """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
     collectives: Collectives
     """Collectives of the engine; available from `pin_device` on."""
+    num_local_devices = 1
+    """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
     reduction: Any

@@ -61,6 +61,8 @@ class Strategy(Protocol):
     gpu: int | None
     """Number of this rank's GPU; None for the CPU."""
     collectives: Collectives
+    num_local_devices: int
+    """Number of devices of this process, each of which computes a part of its samples."""
     steps_in_flight: int
     """Number of steps that may be in flight when the engine reads the loss of the first; above 1 if steps are
     asynchronous."""

@@ -7,7 +7,8 @@ are averaged over ranks. What does not depend on them is the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from allstep.common.base.terminal import warn
 from allstep.common.training.hooks import Hook
 
 if TYPE_CHECKING:
+    from allstep.common.config.train_config import TrainConfig
     from allstep.common.training.training_run import TrainingRun
 
 TRIAL = "allstep_trial"
@@ -37,7 +39,9 @@ class PassState:
     remembers: bool = False
     """Whether the outputs of the next pass depend on what checkpoints lack."""
     couples: bool = False
-    """Whether the outputs of a sample depend on the others of its pass, otherwise than by batch norm."""
+    """Whether outputs of a sample, or losses of layers, depend on the other samples otherwise than by batch norm."""
+    bends: bool = False
+    """Whether gradients of twice the loss are other than twice the gradients, as with hooks that clamp them."""
     hooked: str | None = None
     """Name of a weight whose gradient the user's hooks see or change."""
     ends_in_softmax: bool = False
@@ -69,8 +73,8 @@ def try_passes(
     The result is the outputs of the first pass, and what was found.
 
     Args:
-        run: makes a pass, always with the same random numbers: on two samples, or on the first of them and another;
-            returns the outputs as an array, or as something else that cannot be compared.
+        run: makes a pass, always with the same random numbers: on some samples, or on those of `others_of`; returns the
+            outputs as an array, or as something else that cannot be compared.
         before: a snapshot of the network.
         take: takes another one.
         averaged: returns the names of running statistics.
@@ -86,11 +90,11 @@ def try_passes(
         before.restore()
         again = run(True)
         sampled = after.changes() - averaged()
-        couples = may_couple and not _same(outputs, again, 1)
+        couples = may_couple and not _same(outputs, again, slice(1, None, 2))
     repeated, lacking, remembers = changed - sampled, forgotten(changed | sampled), False
     if lacking:
         before.restore(without=lacking)
-        remembers = not _same(outputs, run(False), None)
+        remembers = not _same(outputs, run(False), slice(None))
     if not remembers:  # such as an auxiliary loss that each pass computes again
         sampled -= lacking
     return outputs, PassState(
@@ -102,13 +106,48 @@ def try_passes(
     )
 
 
-def _same(outputs: Any, others: Any, number: int | None) -> bool:
-    """Return whether the outputs of the first samples are the same within rounding; true for what is no array."""
+def num_samples(shape: Sequence[int]) -> int:
+    """Return how many samples of a shape a trial takes: few large ones, which cost time."""
+    return 3 if math.prod(shape) > 4096 else 9
+
+
+def others_of(samples: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Return `samples` with every second one, from the first on, replaced by another one."""
+    others = samples.copy()
+    others[::2] = drawn[::2]
+    if drawn.dtype.kind == "f":
+        others[::2] *= 3  # a sample that depends on them changes by more than rounding
+    return others
+
+
+def is_bent(gradients: Sequence[Any], of_twice: Sequence[Any]) -> bool:
+    """Return whether the gradients of twice a loss are not twice those of the loss; None stands for no gradient."""
+    return any(
+        not np.allclose(2 * one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max(initial=0), equal_nan=True)
+        for one, other in zip(gradients, of_twice, strict=True)
+        if one is not None and other is not None
+    )
+
+
+def has_parts(config: TrainConfig) -> bool:
+    """Return whether a batch may be computed in parts, by ranks, devices or passes."""
+    return config.strategy != "single" or config.parallel.accumulate_steps > 1 or bool(config.parallel.slices)
+
+
+def num_parts(session: TrainingRun) -> int:
+    """Return how many parts a batch is computed in."""
+    parallel = session.config.parallel
+    num_devices = session.placement.world_size * session.strategy.num_local_devices
+    return parallel.num_slices or num_devices * parallel.accumulate_steps
+
+
+def _same(outputs: Any, others: Any, samples: slice) -> bool:
+    """Return whether the outputs of these samples are the same within rounding; true for what is no array."""
     if not isinstance(outputs, np.ndarray) or not isinstance(others, np.ndarray) or outputs.ndim == 0:
         return True
     if outputs.shape != others.shape:
         return False
-    return np.allclose(outputs[:number], others[:number], rtol=1e-3, atol=1e-4, equal_nan=True)
+    return np.allclose(outputs[samples], others[samples], rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 class TrialCheck(Hook):
@@ -131,10 +170,11 @@ class TrialCheck(Hook):
         run would begin with another state than the run before ended with.
         """
         config, placement, state = session.config, session.placement, self._state
-        num_parts = config.parallel.num_slices or placement.world_size * config.parallel.accumulate_steps
-        if num_parts > 1:
+        parts = num_parts(session)
+        if parts > 1:
             self._check_parts(config.model, is_first=not session.progress.step)
-        if state.repeated and num_parts > placement.world_size and (config.parallel.slices or not self._puts_back):
+        num_devices = placement.world_size * session.strategy.num_local_devices
+        if state.repeated and parts > num_devices and (config.parallel.slices or not self._puts_back):
             flag = "--slices" if config.parallel.slices else "--accumulate-steps"
             raise UserError(
                 f"--model {config.model} changes {min(state.repeated)} in each pass, of which {flag} takes several a "
@@ -147,7 +187,7 @@ class TrialCheck(Hook):
                 "again by --init-from"
             )
         if placement.rank == 0:
-            self._tell(config.model, session.dataset.task, num_parts)
+            self._tell(config.model, session.dataset.task, parts)
 
     def _check_parts(self, model: str, *, is_first: bool) -> None:
         for name in self._state.sampled:
@@ -168,8 +208,14 @@ class TrialCheck(Hook):
                 "part; train in one process without --accumulate-steps and --slices, or use the framework's own batch "
                 "norm, with --sync-batch-norm"
             )
+        if self._state.bends:
+            raise UserError(
+                f"--model {model} changes gradients by their size, as hooks do that clamp or normalise them, and each "
+                "rank or pass would have those of its part; train in one process without --accumulate-steps and "
+                "--slices, or give --clip-norm"
+            )
 
-    def _tell(self, model: str, task: str, num_parts: int) -> None:
+    def _tell(self, model: str, task: str, parts: int) -> None:
         state = self._state
         if state.ends_in_softmax and task == "classification":
             warn(
@@ -182,7 +228,7 @@ class TrialCheck(Hook):
                 f"--model {model} changes {state.forgotten[0]} in training, which checkpoints lack{refused}; keep it "
                 f"in {_KEPT}"
             )
-        if state.hooked and num_parts > 1:
+        if state.hooked and parts > 1:
             warn(
                 f"--model {model} has hooks for the gradient of {state.hooked}, which see that of each rank or pass, "
                 "before they are averaged"

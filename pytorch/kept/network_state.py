@@ -7,6 +7,7 @@ bfloat16 is kept as float32, which holds each of its values, and a complex numbe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -147,20 +148,44 @@ def check(network: nn.Module, model: str) -> None:
             )
 
 
-def make_dense(network: nn.Module) -> None:
+def make_dense(network: nn.Module, model: str) -> None:
     """Give each number of parameters and buffers a place of its own in memory, without gaps between them.
 
     Those made by `expand` or by strides can be neither loaded nor broadcast in place, and fused kernels of optimizers
     change other numbers than those of the weight.
+
+    Raises:
+        UserError: a tensor with gaps is a part of another one, and would be no longer.
     """
+    tensors = {name: one for name, one in _tensors(network) if torch.empty_like(one).stride() != one.stride()}
+    for name, other in sharing_memory(network):
+        if name in tensors or other in tensors:
+            raise UserError(
+                f"expected parameters and buffers with memory of their own from --model {model}, received {name} and "
+                f"{other}, one a part of the other; compute the part in forward"
+            )
     with torch.no_grad():
-        for tensor in (*network.parameters(), *network.buffers()):
-            if (
-                tensor.layout == torch.strided
-                and not nn.parameter.is_lazy(tensor)
-                and torch.empty_like(tensor).stride() != tensor.stride()
-            ):
-                tensor.data = tensor.data.clone()
+        for tensor in tensors.values():
+            tensor.data = tensor.data.clone()
+
+
+def sharing_memory(network: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names of two different parameters or buffers that lie in the same memory, such as views."""
+    places = []
+    for name, one in _tensors(network):
+        length = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
+        places.append((one.data_ptr(), one.data_ptr() + length * one.element_size(), name))
+    places.sort()
+    for (_, end, name), (begin, _, other) in itertools.pairwise(places):
+        if begin < end:
+            yield name, other
+
+
+def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers that are in memory."""
+    for name, one in (*network.named_parameters(), *network.named_buffers()):
+        if one.layout == torch.strided and not nn.parameter.is_lazy(one) and not one.is_meta and one.numel():
+            yield name, one
 
 
 def is_lazy(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
 from allstep.common.data.formats.map_style import seeded
-from allstep.common.training.trial import TRIAL, PassState, try_passes
+from allstep.common.training.trial import TRIAL, PassState, is_bent, try_passes
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.snapshot import Snapshot, has_extra_state
 
@@ -29,7 +29,13 @@ def pass_state(network: nn.Module) -> PassState:
 
 
 def note_pass_state(
-    network: nn.Module, before: Snapshot, samples: torch.Tensor, others: torch.Tensor, observer: AbstractContextManager
+    network: nn.Module,
+    before: Snapshot,
+    samples: torch.Tensor,
+    others: torch.Tensor,
+    observer: AbstractContextManager,
+    *,
+    in_parts: bool,
 ) -> Any:
     """Run `network` in training and note on it what passes change and how they use samples; return its outputs.
 
@@ -37,8 +43,9 @@ def note_pass_state(
 
     Args:
         before: a snapshot of it; one that is not whole is of a library, which says how its networks use samples.
-        others: the same first sample, and others than `samples` after it.
+        others: those of `samples` of which every second one is another.
         observer: surrounds the first pass.
+        in_parts: whether to look at whether gradients depend on their size.
     """
     if before.is_whole and _may_copy_weights(network):
         before = _move_weights(network)
@@ -48,8 +55,8 @@ def note_pass_state(
         with seeded(), nullcontext() if first else observer:
             outputs = network(others if is_other else samples)
         first.append(outputs)
-        logits = getattr(outputs, "logits", outputs)
-        return logits.float().numpy(force=True) if isinstance(logits, torch.Tensor) else None
+        logits = _logits(outputs)
+        return None if logits is None else logits.numpy(force=True)
 
     def averaged() -> set[str]:
         return {f"{name}.{one}".lstrip(".") for name, module in network.named_modules() for one in _statistics(module)}
@@ -66,6 +73,7 @@ def note_pass_state(
         forgotten=lambda names: _forgotten(network, names),
         may_couple=before.is_whole and are_plain,
     )
+    bends = in_parts and before.is_whole and _bends(network, before, samples)
     for norm in norms:
         norm.train()
     hooked = (
@@ -73,8 +81,30 @@ def note_pass_state(
         for name, one in network.named_parameters()
         if one._backward_hooks or getattr(one, "_post_accumulate_grad_hooks", None)
     )
-    vars(network)[TRIAL] = replace(state, hooked=next(hooked, None))
+    vars(network)[TRIAL] = replace(state, hooked=next(hooked, None), bends=bends)
     return first[0]
+
+
+def _logits(outputs: Any) -> torch.Tensor | None:
+    logits = getattr(outputs, "logits", outputs)
+    return logits.float() if isinstance(logits, torch.Tensor) else None
+
+
+def _bends(network: nn.Module, before: Snapshot, samples: torch.Tensor) -> bool:
+    """Return whether the gradients of twice a loss are other than twice its gradients."""
+    found = []
+    for factor in (1, 2):
+        before.restore()
+        with torch.enable_grad(), seeded():
+            logits = _logits(network(samples))
+            if logits is None or not logits.requires_grad:
+                return False
+            signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
+            (logits.flatten() * signs).mean().mul(factor).backward()
+        gradients = [one.grad for one in network.parameters()]
+        found.append([None if one is None else one.to_dense().numpy(force=True) for one in gradients])
+        network.zero_grad()
+    return is_bent(*found)
 
 
 def _forgotten(network: nn.Module, names: set[str]) -> set[str]:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
-from allstep.pytorch.kept.network_state import as_bytes
+from allstep.pytorch.kept.network_state import as_bytes, sharing_memory
 from allstep.pytorch.kept.pass_state import pass_state
 from allstep.pytorch.kept.uses import is_open, kept_elsewhere
 from allstep.pytorch.optimizers import without_fused_kernels
@@ -49,6 +49,52 @@ def stands_alone(layer: torch.nn.Module, uses: Counter[int]) -> bool:
         return False
     own = Counter(id(tensor) for _, tensor in layer.named_parameters(remove_duplicate=False))
     return bool(own) and all(uses[tensor] == number for tensor, number in own.items())
+
+
+def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield the names of what cannot be cut, what is expected in its place, and why."""
+    parameters, modules, state = dict(network.named_parameters()), dict(network.named_modules()), pass_state(network)
+    changed, sharing = {*state.repeated, *state.sampled}, sharing_memory(network)
+    scripts = [name or "the network" for name, one in modules.items() if isinstance(one, torch.jit.ScriptModule)]
+    for names, expected, why in (
+        (scripts[:1], "modules of Python", ", a script, whose weights cannot be exchanged; pass the module, or give"),
+        (
+            [name for name, one in parameters.items() if one.dim() == 0],
+            "weights with an axis",
+            ", a single number; give it the shape (1,), or use",
+        ),
+        (
+            [name for name, one in parameters.items() if not one.numel()],
+            "weights with numbers",
+            ", which has none; leave it out, or give",
+        ),
+        (
+            [kept_elsewhere(network)],
+            "weights that modules alone hold",
+            ", which the network uses through a variable or a list of its own; use it through its module, or give",
+        ),
+        (
+            [name for name in parameters if name in changed],
+            "weights that the optimizer alone changes",
+            ", which the network changes in a pass, when ranks have copies that are dropped; give",
+        ),
+        (
+            [f"{one} and {other}" for one, other in sharing if one in parameters or other in parameters],
+            "weights with memory of their own",
+            ", which share it, and would not once they are cut; use one of them in both places, or give",
+        ),
+        (
+            [name for name, one in modules.items() if getattr(one, "sparse", False) is True],
+            "dense gradients",
+            ", which has sparse ones; build it with sparse=False, or give",
+        ),
+        (
+            [state.hooked and f"hooks of {state.hooked}"],
+            "weights without hooks",
+            ", which shards replace; remove them, or give",
+        ),
+    ):
+        yield from ((name, expected, why) for name in names if name)
 
 
 class FSDP(ProcessGroup):
@@ -84,33 +130,8 @@ class FSDP(ProcessGroup):
         return _OrderedShards(network, optimizer, self.ordered_sum(), self.bucket_megabytes())
 
     def _begin(self, network: torch.nn.Module) -> tuple[list[torch.nn.Parameter], DeviceMesh]:
-        if scalar := next((name for name, tensor in network.named_parameters() if tensor.dim() == 0), None):
-            raise UserError(
-                f"expected weights with an axis for --strategy fsdp, received {scalar}, a single number; give it "
-                "the shape (1,), or use --strategy ddp"
-            )
-        if name := kept_elsewhere(network):
-            raise UserError(
-                f"expected weights that modules alone hold for --strategy fsdp, received {name}, which the network "
-                "uses through a variable or a list of its own; use it through its module, or give --strategy ddp"
-            )
-        state = pass_state(network)
-        changed = {*state.repeated, *state.sampled}
-        if name := next((name for name, _ in network.named_parameters() if name in changed), None):
-            raise UserError(
-                f"expected weights that the optimizer alone changes for --strategy fsdp, received {name}, which the "
-                "network changes in a pass, when ranks have copies that are dropped; give --strategy ddp"
-            )
-        if name := next((name for name, one in network.named_modules() if getattr(one, "sparse", False) is True), None):
-            raise UserError(
-                f"expected dense gradients for --strategy fsdp, received {name}, which has sparse ones; build it with "
-                "sparse=False, or give --strategy ddp"
-            )
-        if name := state.hooked:
-            raise UserError(
-                f"expected weights without hooks for --strategy fsdp, which puts shards in their place, received hooks "
-                f"of {name}; remove them, or give --strategy ddp"
-            )
+        for name, expected, why in _unfit(network):
+            raise UserError(f"expected {expected} for --strategy fsdp, received {name}{why} --strategy ddp")
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()  # it is cut along its first axis
         self._broadcast_bytes(as_bytes(network))

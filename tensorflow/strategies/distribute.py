@@ -26,7 +26,6 @@ class DistributedStrategy(Strategy):
     """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
 
     strategy: tf.distribute.Strategy
-    num_local_devices = 1
 
     def scope(self) -> contextlib.AbstractContextManager:
         return self.strategy.scope()

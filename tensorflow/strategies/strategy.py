@@ -65,8 +65,6 @@ class Strategy(BaseStrategy):
     reduction: Reduction
     slice_devices: SliceDevices = OneDevice()
     """Devices on which this process computes its slices with --slices; available from `wrap` on."""
-    num_local_devices = 1
-    """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
     ordered_sum_of = OrderedSum

@@ -91,6 +91,26 @@ class Centred(layers.Layer):
         return inputs - tf.reduce_mean(inputs, 0)
 
 
+class AddsSum(layers.Layer):
+    """A loss that is a sum over samples, which Keras adds to a mean."""
+
+    def call(self, inputs):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(inputs)))
+        return inputs
+
+
+@tf.custom_gradient
+def with_clipped_gradient(inputs):
+    return tf.identity(inputs), lambda gradient: tf.clip_by_norm(gradient, 0.01)
+
+
+def centred_by_operations():
+    """Return a network of Keras' own layers and operations, one of which computes samples together."""
+    inputs = layers.Input((5,))
+    hidden = layers.BatchNormalization()(inputs)
+    return keras.Model(inputs, layers.Dense(3)(hidden - keras.ops.mean(hidden, axis=0)))
+
+
 class Forgetful(layers.Layer):
     """A variable of TensorFlow, which Keras does not know."""
 
@@ -162,6 +182,7 @@ TRAIN = {
     "first samples": (VECTORS, lambda: stacked(VECTORS, SetsFromFirstSamples())),
     "codebook": (VECTORS, lambda: stacked(VECTORS, Codebook())),
     "coupled": (VECTORS, lambda: stacked(VECTORS, Centred())),
+    "adds a sum": (VECTORS, lambda: stacked(VECTORS, AddsSum())),
 }  # fmt: skip
 
 
@@ -245,6 +266,16 @@ REFUSED = {
     "first samples": (lambda: stacked(VECTORS, SetsFromFirstSamples()), PASSES, "sets .*shift from its first samples"),
     "codebook": (lambda: stacked(VECTORS, Codebook()), PASSES, "changes .*vectors by the samples of each pass"),
     "coupled": (lambda: stacked(VECTORS, Centred()), PASSES, "computes the samples of a pass together"),
+    "coupled by operations": (centred_by_operations, PASSES, "computes the samples of a pass together"),
+    "adds a sum": (lambda: stacked(VECTORS, AddsSum()), PASSES, "computes the samples of a pass together"),
+    "changes gradients": (
+        lambda: stacked(VECTORS, layers.Dense(6), layers.Lambda(with_clipped_gradient)), PASSES,
+        "changes gradients by their size, as hooks do",
+    ),
+    "loss that is a sum": (
+        Custom, {**PASSES, "loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},
+        "expected a loss of each sample by itself, or the mean",
+    ),
 }  # fmt: skip
 
 

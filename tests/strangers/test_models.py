@@ -150,7 +150,8 @@ def test_a_softmax_is_told(ends_in_softmax, capsys):
     check = TrialCheck(pass_state(network), [], averaged=RUNNING, puts_back=True)
     config = SimpleNamespace(model="a program", parallel=SimpleNamespace(num_slices=None, accumulate_steps=1))
     dataset, progress = SimpleNamespace(task="classification"), SimpleNamespace(step=0)
-    run = SimpleNamespace(config=config, placement=ALONE, dataset=dataset, progress=progress)
+    strategy = SimpleNamespace(num_local_devices=1)
+    run = SimpleNamespace(config=config, placement=ALONE, strategy=strategy, dataset=dataset, progress=progress)
     check.on_start(cast(Any, run))
     assert ("seems to end in a softmax" in capsys.readouterr().err) == ends_in_softmax
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from jobs import HOROVODRUN_GLOO
@@ -84,6 +86,13 @@ def with_module(module: nn.Module) -> nn.Module:
     return network
 
 
+def with_part() -> nn.Module:
+    """Return a network with a weight that is a view of another one, with gaps."""
+    network = Odd()
+    network.odd = nn.Parameter(network.b.weight.data[:, :3])
+    return network
+
+
 def with_extra_state(value: object) -> nn.Module:
     return type("Extra", (Odd,), {"get_extra_state": lambda _: value, "set_extra_state": lambda *_: None})()
 
@@ -101,6 +110,7 @@ REFUSED = {
     "unused": (lambda: with_module(nn.LazyLinear(6)), "all lazy layers of .* to be used, received odd, whose shapes"),
     "bfloat16": (lambda: Odd().bfloat16(), "as a.weight in bfloat16; convert .* give --precision bf16"),
     "float64": (lambda: Odd().double(), "as a.weight in float64; convert them by .float"),
+    "part": (lambda: with_part(), "received odd and b.weight, one a part of the other; compute the part in forward"),
     "one layer": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).half()), "as 1.weight in float16"),
 }
 
@@ -214,11 +224,27 @@ class Coupled(Base):
         return hidden - hidden.mean(0)
 
 
+class Series(Base):
+    """A network that takes the samples of a batch for a series, as recurrent layers without a batch axis do."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + hidden.cumsum(0)
+
+
 class Hooked(Base):
     """A network that changes a gradient by itself."""
 
     def more(self) -> None:
-        self.b.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        self.b.weight.register_hook(lambda gradient: gradient / 2)
+
+
+class Clamped(Base):
+    """A network that changes gradients of activations by their size."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient / gradient.norm())
+        return hidden
 
 
 @pytest.mark.parametrize(
@@ -238,18 +264,32 @@ def test_what_is_told(build, passes, line, capfd):
     assert line in err and err.count("warning") == bool(line)
 
 
-@pytest.mark.parametrize("build", [Coupled, Forgetful])
-def test_what_is_refused(build, tmp_path):
-    if build is Coupled:
-        with pytest.raises(
-            UserError, match="computes the samples of a pass together, of which each rank or pass would"
-        ):
-            train_twice(build, tmp_path, accumulate_steps=2)
-    else:
-        with pytest.raises(
-            UserError, match="computes with calls, which it changes in training and checkpoints lack: a"
-        ):
-            train_twice(build, tmp_path, optimizer="sgd")
+@pytest.mark.parametrize(
+    ("build", "passes", "line"),
+    [
+        (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
+        (Series, 2, "computes the samples of a pass together"),
+        (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
+        (Forgetful, 1, "computes with calls, which it changes in training and checkpoints lack: a"),
+    ],
+)
+def test_what_is_refused(build, passes, line, tmp_path):
+    with pytest.raises(UserError, match=line):
+        train_twice(build, tmp_path, optimizer="sgd", accumulate_steps=passes)
+
+
+class Draws(Base):
+    """A layer whose noise is NumPy's, and which Python's generator leaves out at times."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        noise = torch.from_numpy(np.random.random(6).astype(np.float32))
+        return hidden * noise if random.random() < 0.5 else hidden
+
+
+def test_draws_of_python_and_numpy_go_on_as_if_undisturbed(tmp_path):
+    undisturbed = Draws()
+    Session(undisturbed, (X, Y), (X, Y), epochs=2, base_lr=RATE, global_batch_size=BATCH, weight_decay=0.0).fit()
+    assert_same_state(train_twice(Draws, tmp_path, optimizer="sgd"), undisturbed)
 
 
 def test_slices(tmp_path):
@@ -286,15 +326,29 @@ def test_fsdp_knows_how_weights_are_used():
         assert {names[layer] for layer in layers_of(network) if stands_alone(layer, uses)} == expected_layers
 
 
-@pytest.mark.parametrize("name", REFUSED_BY_FSDP)
+def viewed() -> nn.Module:
+    network = Odd()
+    network.odd = nn.Parameter(network.b.weight.data.t())
+    return network
+
+
+MORE = {
+    "view": (viewed, "received b.weight and odd, which share it, and would not once they are cut"),
+    "script": (lambda: torch.jit.script(Base()), "received the network, a script, whose weights cannot be exchanged"),
+    "nothing": (lambda: with_module(nn.Linear(0, 6)), "received odd.weight, which has none; leave it out"),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED_BY_FSDP, *MORE])
 def test_fsdp_refuses_by_name(name):
-    network = build_other("a program", SMALL, 0, NETWORKS[name]())
-    with pytest.raises(UserError, match=REFUSED_BY_FSDP[name]):
+    build, line = MORE[name] if name in MORE else (NETWORKS[name], REFUSED_BY_FSDP[name])
+    network = build_other("a program", SMALL, 0, build())
+    with pytest.raises(UserError, match=line):
         object.__new__(FSDP)._begin(network)
 
 
 def test_fsdp_refuses_hooks_of_gradients():
-    with pytest.raises(UserError, match="received hooks of b.weight; remove them, or give --strategy ddp"):
+    with pytest.raises(UserError, match="received hooks of b.weight, which shards replace; remove them"):
         object.__new__(FSDP)._begin(build_other("a program", SMALL, 0, Hooked()))
 
 

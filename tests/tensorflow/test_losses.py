@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,6 +15,9 @@ import torch
 
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import LOSSES, default_loss
+from allstep.common.data.datasets import Dataset
+from allstep.common.data.datasets.base import ArraySplit
+from allstep.common.training.loss_trial import LossCheck
 from allstep.pytorch import losses as pytorch_losses
 from allstep.tensorflow import losses as tensorflow_losses
 
@@ -144,22 +150,32 @@ def test_keras_losses_get_the_targets_first():
     assert float(loss(tf.constant(outputs), tf.constant(targets))) == pytest.approx(expected, 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("sum", "MSELoss of --loss adds losses up"),
-        ("sum_partial", "mse_loss of --loss adds losses up"),
-        ("weights", 'CrossEntropyLoss of --loss divides by .*; give it reduction="none"'),
-        ("weights_partial", "cross_entropy of --loss divides by"),
-        ("learned", "Sequential of --loss has parameters"),
-    ],
-)
-def test_losses_that_are_no_mean_over_samples(name, expected):
-    with pytest.raises(UserError, match=expected):
-        pytorch_losses.build_loss(f"{FILE}:{name}")
-    if name == "sum":
-        with pytest.raises(UserError, match="MeanSquaredError of --loss adds losses up"):
-            tensorflow_losses.build_loss(f"{FILE}:{name}")
+def test_a_loss_with_parameters_is_refused():
+    with pytest.raises(UserError, match="Sequential of --loss has parameters"):
+        pytorch_losses.build_loss(f"{FILE}:learned")
+
+
+IN_PARTS = {
+    pytorch_losses: ("sum", "sum_partial", "weights", "weights_partial", "ignored", "compares", "each"),
+    tensorflow_losses: ("sum", "compares", "each"),
+}
+
+
+@pytest.mark.parametrize(("losses", "name"), [(losses, name) for losses, names in IN_PARTS.items() for name in names])
+def test_losses_that_depend_on_how_a_batch_is_cut(losses, name):
+    task = "regression" if name in ("sum", "sum_partial", "each") else "classification"
+    split = ArraySplit(np.zeros((9, 2), np.float32), RANDOM.normal(size=(9, 3)).astype(np.float32))
+    dataset = Dataset(split, split, (2,), 3, task=task)
+    for num_ranks in (1, 2):
+        placement, parallel = (
+            SimpleNamespace(world_size=num_ranks),
+            SimpleNamespace(num_slices=None, accumulate_steps=1),
+        )
+        config, strategy = SimpleNamespace(loss=name, parallel=parallel), SimpleNamespace(num_local_devices=1)
+        run: Any = SimpleNamespace(config=config, placement=placement, strategy=strategy, dataset=dataset)
+        is_cut = num_ranks == 2 and name != "each"
+        with pytest.raises(UserError, match="for their parts, as ranks") if is_cut else contextlib.nullcontext():
+            LossCheck(losses.measure_of(f"{FILE}:{name}")).on_start(run)
 
 
 def test_weights_of_classes_count_for_each_sample():

@@ -3,6 +3,7 @@
 from functools import partial
 
 import keras
+import tensorflow as tf
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,6 +11,14 @@ from torch.nn import functional
 
 def scaled(outputs, targets, *, factor):
     return (outputs - targets) ** 2 * factor
+
+
+def compares_pytorch(outputs, targets):
+    return functional.cross_entropy(outputs - outputs.mean(0), targets)
+
+
+def compares_tensorflow(outputs, targets):
+    return keras.losses.sparse_categorical_crossentropy(targets, outputs - tf.reduce_mean(outputs, 0), from_logits=True)
 
 
 weighted = torch.tensor([1.0, 2.0, 3.0])
@@ -22,6 +31,7 @@ sum_partial = partial(functional.mse_loss, reduction="sum")
 weights = nn.CrossEntropyLoss(weight=weighted)
 weights_partial = partial(functional.cross_entropy, weight=weighted)
 weights_each = nn.CrossEntropyLoss(weight=weighted, reduction="none")
+ignored = nn.CrossEntropyLoss(ignore_index=1)
 learned = nn.Sequential(nn.Linear(2, 1))
 asymmetric_pytorch = functional.kl_div
 asymmetric_tensorflow = keras.losses.KLDivergence()
