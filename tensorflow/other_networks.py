@@ -162,7 +162,7 @@ def _tried(
         return tf.cast(found[-1], tf.float32).numpy() if isinstance(found[-1], tf.Tensor) else None
 
     def added(inputs: np.ndarray) -> float:
-        """Return what layers add to the loss of so many samples; dropout, whose draws depend on shapes, is off."""
+        """Return what layers add to the loss of samples; dropout, whose draws depend on their number, is off."""
         before.restore()
         passed(inputs, training=False)
         return float(losses_of_layers(network, tf.constant(inputs)))
@@ -192,8 +192,9 @@ def _tried(
         may_couple=may_couple,
     )
     if may_couple and in_parts and isinstance(found[0], tf.Tensor):
-        parts = added(samples[:1]) + added(samples[1:])
-        couples = state.couples or not np.isclose(parts, added(samples), rtol=1e-3, equal_nan=True)
+        parts, whole = added(samples[:1]) + added(samples[1:]), added(samples)
+        differs = not before.has_drawn() and not np.isclose(parts, whole, rtol=1e-3, equal_nan=True)
+        couples = state.couples or differs
         bends = is_bent(gradients(1.0), gradients(2.0))
         state = dataclasses.replace(state, couples=couples, bends=bends)
     before.restore()
@@ -243,6 +244,12 @@ class _Snapshot:
             if path not in without:
                 variable.assign(self._values[path])
         self.reseed()
+
+    def has_drawn(self) -> bool:
+        """Return whether random numbers were drawn since the random states were put back."""
+        return any(
+            not np.array_equal(state.numpy(), value) for state, value in zip(self._states, self._seeds, strict=True)
+        )
 
     def reseed(self) -> None:
         """Put the random states back."""
