@@ -29,11 +29,7 @@ class LossCheck(Hook):
         self._measure = measure
 
     def on_start(self, session: TrainingRun) -> None:
-        """Compare the loss of some samples with those of two parts of them, and with itself.
-
-        Raises:
-            UserError: they differ.
-        """
+        """Compare the loss of some samples with those of two parts of them, and with itself; raise UserError."""
         dataset = session.dataset
         if num_parts(session) == 1:
             return

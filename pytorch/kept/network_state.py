@@ -152,10 +152,8 @@ def make_dense(network: nn.Module, model: str) -> None:
     """Give each number of parameters and buffers a place of its own in memory, without gaps between them.
 
     Those made by `expand` or by strides can be neither loaded nor broadcast in place, and fused kernels of optimizers
-    change other numbers than those of the weight.
-
-    Raises:
-        UserError: a tensor with gaps is a part of another one, and would be no longer.
+    change other numbers than those of the weight. Raises UserError if a tensor with gaps is a part of another one, and
+    would be no longer.
     """
     tensors = {name: one for name, one in _tensors(network) if torch.empty_like(one).stride() != one.stride()}
     for name, other in sharing_memory(network):

@@ -166,14 +166,12 @@ def test_losses_that_depend_on_how_a_batch_is_cut(losses, name):
     task = "regression" if name in ("sum", "sum_partial", "each") else "classification"
     split = ArraySplit(np.zeros((9, 2), np.float32), RANDOM.normal(size=(9, 3)).astype(np.float32))
     dataset = Dataset(split, split, (2,), 3, task=task)
-    for num_ranks in (1, 2):
-        placement, parallel = (
-            SimpleNamespace(world_size=num_ranks),
-            SimpleNamespace(num_slices=None, accumulate_steps=1),
-        )
-        config, strategy = SimpleNamespace(loss=name, parallel=parallel), SimpleNamespace(num_local_devices=1)
+    parallel = SimpleNamespace(num_slices=None, accumulate_steps=1)
+    for num_ranks, num_devices in ((1, 1), (2, 1), (1, 2)):
+        placement, strategy = SimpleNamespace(world_size=num_ranks), SimpleNamespace(num_local_devices=num_devices)
+        config = SimpleNamespace(loss=name, parallel=parallel)
         run: Any = SimpleNamespace(config=config, placement=placement, strategy=strategy, dataset=dataset)
-        is_cut = num_ranks == 2 and name != "each"
+        is_cut = num_ranks * num_devices > 1 and name != "each"
         with pytest.raises(UserError, match="for their parts, as ranks") if is_cut else contextlib.nullcontext():
             LossCheck(losses.measure_of(f"{FILE}:{name}")).on_start(run)
 
