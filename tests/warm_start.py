@@ -34,10 +34,10 @@ def variables() -> Mapping[str, str]:
 @functools.cache
 def _started() -> Mapping[str, str]:
     """Start the server, which ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="warm")
+    folder = tempfile.mkdtemp(prefix="warm")
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     server = subprocess.Popen(
-        [sys.executable, str(_FOLDER / "warm_server.py"), folder.name],
+        [sys.executable, str(_FOLDER / "warm_server.py"), folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**environ, "OMP_NUM_THREADS": "1"},
@@ -45,9 +45,5 @@ def _started() -> Mapping[str, str]:
     )
     assert server.stdout and server.stdout.readline()
 
-    def end() -> None:
-        server.communicate()
-        folder.cleanup()
-
-    atexit.register(end)
-    return {"WARM_FOLDER": folder.name, "PYTHONPATH": str(_FOLDER)}
+    atexit.register(server.communicate)
+    return {"WARM_FOLDER": folder, "PYTHONPATH": str(_FOLDER)}

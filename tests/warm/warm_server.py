@@ -14,6 +14,7 @@ import marshal
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -71,6 +72,7 @@ def main(folder):
     for pid in servers:
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
+    shutil.rmtree(folder)
     raise SystemExit
 
 
