@@ -96,6 +96,7 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: _visible(value) if type(value) is str else value,  # figures are Markup
     )
     environment.filters |= {"plain": plain, "code": _code}
     written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep. {note}".strip()
@@ -117,6 +118,10 @@ def print_table(table: Table) -> None:
     for row in zip(*(cells for _, cells, _ in known), strict=True):
         drawn.add_row(*row)
     console.print(drawn)
+
+
+def _visible(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def plain(text: object) -> str:

@@ -202,7 +202,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
     assert not list(results.glob(".*"))
 
 
-def test_names_of_folders_control_neither_terminal_nor_markdown(tmp_path, capsys):
+def test_names_of_folders_control_neither_terminal_nor_page(tmp_path, capsys):
     """Escape sequences, line breaks, Markdown, and bytes that are not UTF-8."""
     results, folder = tmp_path, tmp_path / "runs" / "a\x1b[31m\n```\n# x\udcff\u202e"
     write_run(tmp_path / "runs" / "one")
@@ -210,7 +210,8 @@ def test_names_of_folders_control_neither_terminal_nor_markdown(tmp_path, capsys
     (folder / "broken.json").write_text("{")
     report.main([str(results), "--title", "\x1b]0;owned\x07"])
     printed = capsys.readouterr()
-    for name, text in (("md", (results / "report.md").read_text()), ("out", printed.out), ("err", printed.err)):
+    files = [(name, (results / f"report.{name}").read_text()) for name in ("md", "html")]
+    for name, text in (*files, ("out", printed.out), ("err", printed.err)):
         assert all(line.isprintable() for line in text.split("\n")), name
     text = (results / "report.md").read_text()
     assert "\n# x" not in text and text.count("```") % 2 == 0
