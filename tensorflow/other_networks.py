@@ -173,7 +173,7 @@ def _tried(
         weights = [devices(variable.value)[0] for variable in network.trainable_variables]
         with tf.GradientTape() as tape:
             outputs = tf.reshape(tf.cast(passed(samples), tf.float32), [-1])
-            loss = tf.reduce_mean(outputs * (1 - 2 * (np.arange(outputs.shape[0]) % 2))) * factor
+            loss = tf.reduce_mean(outputs * (1 - 2 * (np.arange(len(outputs)) % 2))) * factor
         found = tape.gradient(loss, weights)
         return [None if one is None else tf.convert_to_tensor(one).numpy() for one in found]
 
