@@ -9,13 +9,13 @@ from allstep.commands.prove.records import AVERAGES_WEIGHTS, Step
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
-_AT_ONCE = f"{OUT_OF_STEP} after batch 1"
-"""Error of the Keras drop-in, which ends a fit before the observed weights can be compared."""
+_AT_ONCE = tuple(f"{OUT_OF_STEP} {moment}" for moment in ("after batch 1", "before the second step"))
+"""Errors of the Keras drop-in, which ends a fit, or a loop, before the observed weights can be compared."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare digests of weights and slots before the first step."""
-    if _AT_ONCE in runs.together.failure:
+    if any(error in runs.together.failure for error in _AT_ONCE):
         steps = next(iter(runs.together.steps(1)), ())
         yield Finding(
             "weights-differ",

@@ -28,7 +28,9 @@ def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], N
         observer.write(Wrapped("ModelAverager", observer.line(), AVERAGES_WEIGHTS))
         yield
 
-    def observe_parallel(_model: Any, device_mesh: Any = None, *_args: Any, **_kwargs: Any) -> Generator:
+    def observe_parallel(
+        _model: Any, device_mesh: Any = None, *_args: Any, **_kwargs: Any
+    ) -> Generator[None, Any, None]:
         if device_mesh is None or device_mesh.size() > 1:
             observer.write(Wrapped("parallelize_module", observer.line(), TENSOR_PARALLEL))
         yield
