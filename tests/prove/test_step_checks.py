@@ -22,6 +22,7 @@ from allstep.commands.prove.records import (
     Yielded,
 )
 from allstep.commands.prove.runs import Rank, Runs
+from allstep.common.exact.replica_check import OUT_OF_STEP
 
 
 @pytest.mark.parametrize(
@@ -278,3 +279,9 @@ def test_losses_of_models_with_other_constants(queues, expected):
         ]
         ranks.append(Rank(tuple(records)))
     assert names(replace(halved, ranks=tuple(ranks))) == expected
+
+
+@pytest.mark.parametrize("moment", ["after batch 1", "before the second step"])
+def test_weights_that_the_drop_in_refuses(moment):
+    """Keras' weights are compared from the second step on, which the drop-in does not let a script reach."""
+    assert names(replace(run(), failure=f"RuntimeError: {OUT_OF_STEP} {moment}; received others")) == ["weights-differ"]
