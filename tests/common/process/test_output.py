@@ -37,7 +37,7 @@ TRAINING = (sys.executable, "pytorch/train.py", "--model", "mlp", "--epochs", "3
 
 @pytest.mark.launch
 def test_a_rank_whose_launcher_is_gone_says_so_on_the_terminal():
-    """At a second Ctrl-C mpirun exits at once, and nobody reads the standard error of its ranks."""
+    """A second Ctrl-C ends mpirun at once, and with it the reader of its ranks' standard error."""
     program = (
         "import os; from allstep.common.process import exit\n"
         "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
