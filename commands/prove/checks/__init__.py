@@ -36,8 +36,10 @@ def findings(runs: Runs) -> list[Finding]:
         found += weights.check_later(runs)
     for check in (samples.check, randomness.check, outputs.check, cooperation.check_devices):
         found += check(runs)
-    if any(one.name == "weights-differ" for one in found):
-        found = [one for one in found if one.name != "buffers-differ"]
+    # Losses that compare samples with each other change if a sample is there twice.
+    for cause, effect in (("weights-differ", "buffers-differ"), ("same-samples", "loss-scaled")):
+        if any(one.name == cause for one in found):
+            found = [one for one in found if one.name != effect]
     if takes_same_steps and not any(one.name == "uneven-batches" for one in found):
         found += cooperation.check_collectives(runs)
     return found
