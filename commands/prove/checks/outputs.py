@@ -32,7 +32,8 @@ def _writes(run: Run) -> Iterator[Finding]:
     writers: dict[str, dict[int, Write]] = defaultdict(dict)
     for rank in run.ranks:
         for write in rank.all(Write):
-            writers[write.path][rank.number] = write
+            if "__pycache__" not in Path(write.path).parts:  # Python writes bytecode by names of its own
+                writers[write.path][rank.number] = write
     paths: dict[str, list[str]] = defaultdict(list)
     for path, by_rank in writers.items():
         if len(by_rank) > 1:
