@@ -41,7 +41,7 @@ def test_a_rank_whose_launcher_is_gone_says_so_on_the_terminal():
     program = (
         "import os; from allstep.common.process import exit\n"
         "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
-        "exit._launcher = {}\n"
+        "setattr(exit, '_launcher', {})\n"
         "exit.leave(1, 'allstep: its launcher is gone')"
     )
     for launcher, expected in (("-1", b"allstep: its launcher is gone\r\n"), ("os.getppid()", b"")):
