@@ -57,7 +57,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
 
 def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
     """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
-    checks = [LossCheck(measure_of(config.loss))] if config.loss not in {None, *LOSSES} else []
+    checks = [LossCheck(measure_of(config.loss))] if config.loss and config.loss not in LOSSES else []
     if config.model in MODELS:
         return checks
     from allstep.tensorflow.other_networks import MOVING, Reseed

@@ -20,6 +20,7 @@ from allstep.common.base.terminal import warn
 from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
+from allstep.common.data.formats.user_samples import CheckedSplit
 from allstep.common.data.images.decoding import UnreadableImage
 
 _SAMPLES_LOOKED_AT = 64
@@ -104,9 +105,9 @@ def _all_inputs(split: Split) -> Iterable[np.ndarray]:
 def _all_files(split: Split) -> Iterable[bytes | np.ndarray]:
     """Return the stored bytes of all samples; if they are many, their sizes and checksums; nothing if not in files."""
     whole = split.whole if isinstance(split, Subset) else split
-    source = getattr(whole, "images", None) or getattr(whole, "samples", None)
+    source: Any = getattr(whole, "images", None) or getattr(whole, "samples", None)
     source = getattr(source, "index", source)
-    if not hasattr(source, "sizes"):
+    if isinstance(whole, CheckedSplit) or not hasattr(source, "sizes"):
         return ()
     chosen = _in_whole(split, _chosen(split, _MAX_SIZES))
     sizes = source.sizes(chosen)
