@@ -174,8 +174,9 @@ def _tried(
         with tf.GradientTape() as tape:
             outputs = tf.reshape(tf.cast(passed(samples), tf.float32), [-1])
             loss = tf.reduce_mean(outputs * (1 - 2 * (np.arange(len(outputs)) % 2))) * factor
-        found = tape.gradient(loss, weights)
-        return [None if one is None else tf.convert_to_tensor(one).numpy() for one in found]
+        dense = [None if one is None else tf.convert_to_tensor(one) for one in tape.gradient(loss, weights)]
+        # Norm and sum are few numbers of large weights.
+        return [None if one is None else np.array([tf.norm(one), tf.reduce_sum(one)]) for one in dense]
 
     norms = [layer for layer in layers_of(network) if isinstance(layer, (BatchNorm, keras.layers.BatchNormalization))]
     may_couple = is_of_user and all(type(norm) is keras.layers.BatchNormalization for norm in norms)

@@ -6,12 +6,14 @@ with each other do not, so ranks would train something else than one process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import warn
 from allstep.common.data.formats.map_style import seeded
 from allstep.common.training.hooks import Hook
 from allstep.common.training.trial import num_parts
@@ -29,24 +31,38 @@ class LossCheck(Hook):
         self._measure = measure
 
     def on_start(self, session: TrainingRun) -> None:
-        """Compare the loss of some samples with those of two parts of them, and with itself; raise UserError."""
-        dataset = session.dataset
+        """Compare the loss of some samples with those of their parts. Raises UserError if they differ."""
         if num_parts(session) == 1:
             return
-        outputs, targets = _drawn(dataset)
-        cut = len(targets) // 2
-        with seeded():
-            whole = self._measure(outputs, targets)
-        with seeded():
-            again = self._measure(outputs, targets)
-        parts = self._measure(outputs[:cut], targets[:cut]) + self._measure(outputs[cut:], targets[cut:])
-        if not np.allclose((again, parts), whole, rtol=1e-3, atol=1e-5, equal_nan=True):
+        logits, targets = _drawn(session.dataset)
+        for outputs in (logits, 1 / (1 + np.exp(-logits))):  # some losses take probabilities alone
+            try:
+                whole, again, parts = self._measured(outputs, targets)
+            except UserError as error:
+                reason = str(error).partition(";")[0]
+                continue
+            if not math.isfinite(whole):
+                reason = f"it is {whole} for numbers drawn at random"
+                continue
+            if np.allclose((again, parts), whole, rtol=1e-3, atol=1e-5):
+                return
             raise UserError(
                 f"expected a loss of each sample by itself, or the mean of these, from --loss {session.config.loss}, "
                 f"received {whole / len(targets):.6g} for {len(targets)} samples and {parts / len(targets):.6g} for "
                 "their parts, as ranks and passes have them; return a loss of each sample, or train in one process "
                 "without --accumulate-steps and --slices"
             )
+        if session.placement.rank == 0:
+            warn(f"--loss {session.config.loss} is not tried on the parts of a batch: {reason}")
+
+    def _measured(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float, float]:
+        """Return the loss of the samples, that of another call, and the sum for two parts."""
+        cut = len(targets) // 2
+        with seeded():
+            whole = self._measure(outputs, targets)
+        with seeded():
+            again = self._measure(outputs, targets)
+        return whole, again, self._measure(outputs[:cut], targets[:cut]) + self._measure(outputs[cut:], targets[cut:])
 
 
 def _drawn(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:

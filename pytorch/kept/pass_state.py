@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -101,10 +102,15 @@ def _bends(network: nn.Module, before: Snapshot, samples: torch.Tensor) -> bool:
                 return False
             signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
             (logits.flatten() * signs).mean().mul(factor).backward()
-        gradients = [one.grad for one in network.parameters()]
-        found.append([None if one is None else one.to_dense().numpy(force=True) for one in gradients])
+        found.append([None if one.grad is None else _size(one.grad) for one in network.parameters()])
         network.zero_grad()
     return is_bent(*found)
+
+
+def _size(gradient: torch.Tensor) -> np.ndarray:
+    """Return norm and sum, which are few numbers of large weights."""
+    numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient.to_dense()
+    return torch.stack([numbers.float().norm(), numbers.float().sum()]).numpy(force=True)
 
 
 def _forgotten(network: nn.Module, names: set[str]) -> set[str]:

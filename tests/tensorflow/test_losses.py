@@ -156,24 +156,31 @@ def test_a_loss_with_parameters_is_refused():
 
 
 IN_PARTS = {
-    pytorch_losses: ("sum", "sum_partial", "weights", "weights_partial", "ignored", "compares", "each"),
+    pytorch_losses: (
+        *("sum", "sum_partial", "weights", "weights_partial", "ignored", "compares", "sum_of_probabilities"),
+        *("each", "probabilities", "fails"),
+    ),
     tensorflow_losses: ("sum", "compares", "each"),
 }
 
 
 @pytest.mark.parametrize(("losses", "name"), [(losses, name) for losses, names in IN_PARTS.items() for name in names])
-def test_losses_that_depend_on_how_a_batch_is_cut(losses, name):
-    task = "regression" if name in ("sum", "sum_partial", "each") else "classification"
-    split = ArraySplit(np.zeros((9, 2), np.float32), RANDOM.normal(size=(9, 3)).astype(np.float32))
+def test_losses_that_depend_on_how_a_batch_is_cut(losses, name, capsys):
+    of_classes = name in ("weights", "weights_partial", "ignored", "compares")
+    task = "classification" if of_classes else "regression"
+    split = ArraySplit(np.zeros((9, 2), np.float32), RANDOM.uniform(size=(9, 3)).astype(np.float32))
     dataset = Dataset(split, split, (2,), 3, task=task)
     parallel = SimpleNamespace(num_slices=None, accumulate_steps=1)
     for num_ranks, num_devices in ((1, 1), (2, 1), (1, 2)):
-        placement, strategy = SimpleNamespace(world_size=num_ranks), SimpleNamespace(num_local_devices=num_devices)
+        placement = SimpleNamespace(world_size=num_ranks, rank=0)
+        strategy = SimpleNamespace(num_local_devices=num_devices)
         config = SimpleNamespace(loss=name, parallel=parallel)
         run: Any = SimpleNamespace(config=config, placement=placement, strategy=strategy, dataset=dataset)
-        is_cut = num_ranks * num_devices > 1 and name != "each"
+        is_cut = num_ranks * num_devices > 1 and name not in ("each", "probabilities", "fails")
         with pytest.raises(UserError, match="for their parts, as ranks") if is_cut else contextlib.nullcontext():
             LossCheck(losses.measure_of(f"{FILE}:{name}")).on_start(run)
+        is_told = num_ranks * num_devices > 1 and name == "fails"
+        assert ("is not tried on the parts of a batch: expected" in capsys.readouterr().err) == is_told
 
 
 def test_weights_of_classes_count_for_each_sample():

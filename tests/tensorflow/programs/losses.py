@@ -21,6 +21,10 @@ def compares_tensorflow(outputs, targets):
     return keras.losses.sparse_categorical_crossentropy(targets, outputs - tf.reduce_mean(outputs, 0), from_logits=True)
 
 
+def fails(outputs, targets):
+    raise ValueError("too few samples")
+
+
 weighted = torch.tensor([1.0, 2.0, 3.0])
 partial_pytorch = partial_tensorflow = partial(scaled, factor=2.0)
 module_pytorch, module_tensorflow = nn.MSELoss(), keras.losses.MeanSquaredError()
@@ -32,6 +36,8 @@ weights = nn.CrossEntropyLoss(weight=weighted)
 weights_partial = partial(functional.cross_entropy, weight=weighted)
 weights_each = nn.CrossEntropyLoss(weight=weighted, reduction="none")
 ignored = nn.CrossEntropyLoss(ignore_index=1)
+probabilities = nn.BCELoss()
+sum_of_probabilities = nn.BCELoss(reduction="sum")
 learned = nn.Sequential(nn.Linear(2, 1))
 asymmetric_pytorch = functional.kl_div
 asymmetric_tensorflow = keras.losses.KLDivergence()
