@@ -8,9 +8,10 @@ apply gradients to weights.
 
 from __future__ import annotations
 
+import collections
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import keras
@@ -39,6 +40,19 @@ def momentary_variable(value: tf.Tensor) -> tf.Tensor:
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=anonymous_name())
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle
+
+
+def number_in_graph(name: str) -> int:
+    """Return how often this was called for `name` in the graph that is being traced; 0 where calls run at once.
+
+    The number is the same on all ranks, and tells the calls of a shared layer apart.
+    """
+    if tf.executing_eagerly():
+        return 0
+    graph = cast("Any", tf.compat.v1.get_default_graph())
+    graph._allstep_numbers = numbers = getattr(graph, "_allstep_numbers", collections.Counter())
+    numbers[name] += 1
+    return numbers[name] - 1
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from allstep.tensorflow.compat import layers_of
 from allstep.tensorflow.networks.batch_norm import counted
 
 if TYPE_CHECKING:
@@ -36,8 +37,11 @@ class OnePass:
         """Returns outputs of layers whose gradients are to be looked at, and the outputs of the model."""
         self.see_layers: Callable[[Sequence[tf.Tensor]], None] = lambda gradients: None
         """Looks at those gradients."""
-        # Of Keras' batch norms, which would count the sample of weight 0 that stands in an empty slice.
-        self._moving_averages = [v for v in model.non_trainable_variables if "moving_" in v.path]
+        # Keras' batch norms count the sample of weight 0 that stands in an empty slice, but for synchronised ones.
+        over_all = {v.path for layer in layers_of(model) if "_moments" in vars(layer) for v in layer.variables}
+        self._moving_averages = [
+            v for v in model.non_trainable_variables if "moving_" in v.path and v.path not in over_all
+        ]
 
     def __call__(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
         """Return the sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0.

@@ -41,7 +41,7 @@ launches.guard()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
-    parser.addoption("--cold", action="store_true", help="start no process as a fork of one with a framework")
+    parser.addoption("--warm", action="store_true", help="start programs as forks of a process with the framework")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,9 +14,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.compat import is_in_xla, wrap_masked_moments, wrap_synchronised_moments
-
-_COUNTER = "_allstep_synchronised_moments"
+from allstep.tensorflow.compat import is_in_xla, number_in_graph, wrap_masked_moments, wrap_synchronised_moments
 
 
 def SyncBatchNormalization(*args: Any, **options: Any) -> keras.layers.BatchNormalization:  # noqa: N802 (Horovod's name)
@@ -62,7 +60,8 @@ def _moments_of_all(x: tf.Tensor, counts: tf.Tensor, axes: list[int]) -> tuple[t
             "BatchNormalization(synchronized=True) asks the other ranks in each step, which XLA cannot compile: "
             "compile the model with jit_compile=False."
         )
-    name, zero = _next_name(), tf.zeros_like(x)
+    # By the order in the step, which is the same on all ranks; Keras' names of layers may differ.
+    name, zero = f"synchronised_moments.{number_in_graph('synchronised_moments')}", tf.zeros_like(x)
     count = tf.reduce_sum(tf.cast(counts, x.dtype), axes, keepdims=True)
     sums = _sum(tf.stack([tf.reduce_sum(tf.where(counts, x, zero), axes, keepdims=True), count]), f"{name}.mean")
     mean = tf.math.divide_no_nan(sums[0], sums[1])
@@ -70,16 +69,6 @@ def _moments_of_all(x: tf.Tensor, counts: tf.Tensor, axes: list[int]) -> tuple[t
     centred = tf.where(counts, x - mean, zero)
     squares = _sum(tf.reduce_sum(tf.square(centred), axes, keepdims=True), f"{name}.variance")
     return mean, tf.math.divide_no_nan(squares, sums[1])
-
-
-def _next_name() -> str:
-    """Return a name by the order in the step, which is the same on all ranks; Keras' names of layers may differ."""
-    if tf.executing_eagerly():  # one after the other
-        return "synchronised_moments"
-    graph = cast("Any", tf.compat.v1.get_default_graph())
-    number = getattr(graph, _COUNTER, 0)
-    setattr(graph, _COUNTER, number + 1)
-    return f"synchronised_moments.{number}"
 
 
 def _sum(values: tf.Tensor, name: str) -> tf.Tensor:

@@ -25,6 +25,11 @@ def counted(counts: float | tf.Tensor) -> Iterator[None]:
         _COUNTS.reset(token)
 
 
+def counts_of_samples() -> float | tf.Tensor:
+    """Return the `counts` of the block around."""
+    return _COUNTS.get()
+
+
 _TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
 
 

@@ -9,17 +9,64 @@ from typing import cast
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.networks.batch_norm import BatchNorm
+from allstep.common.base.errors import UserError
+from allstep.tensorflow.compat import layers_of, number_in_graph
+from allstep.tensorflow.networks.batch_norm import BatchNorm, counts_of_samples
 
 Reduce = Callable[[tf.Tensor, str], tf.Tensor]
 """The sum of a tensor over all ranks and devices; the name is the same on all of them and no other sum's."""
 
 
 def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) -> None:
-    """Have each batch norm normalise by the mean and variance of the samples of all ranks and devices, if wanted."""
-    for layer in model.layers if wanted else ():
-        if isinstance(layer, BatchNorm):
+    """Have batch norms normalise by the mean and variance of the samples of all ranks and devices.
+
+    They are all if `wanted`, else those alone that a network brings as Keras' BatchNormalization(synchronized=True).
+    Raises UserError if a subclass of Keras' layer computes something of its own.
+    """
+    for layer in layers_of(model):
+        if isinstance(layer, BatchNorm) and wanted:
             layer.normalise = _OverAll(layer, reduce)
+        elif isinstance(layer, keras.layers.BatchNormalization) and (wanted or layer.synchronized):
+            _check(layer)
+            layer._moments = _MomentsOverAll(layer, reduce)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _check(layer: keras.layers.BatchNormalization) -> None:
+    if any(
+        getattr(type(layer), name) is not getattr(keras.layers.BatchNormalization, name)
+        for name in ("call", "_moments")
+    ):
+        raise UserError(
+            f"expected batch norms of Keras with --sync-batch-norm, received {layer.name} of class "
+            f"{type(layer).__name__}, which has a call of its own; leave --sync-batch-norm out, or use "
+            "BatchNormalization and a layer after it"
+        )
+
+
+class _MomentsOverAll:
+    """Computes what Keras' `BatchNormalization._moments` does over the samples of all ranks and devices."""
+
+    def __init__(self, layer: keras.layers.BatchNormalization, reduce: Reduce) -> None:
+        self._layer, self._reduce = layer, reduce
+
+    def __call__(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return mean and variance (channels,) of inputs (samples, ..., channels), whose axis may be another one."""
+        layer, axes = self._layer, self._layer._reduction_axes or []
+        weights = tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+        weights = tf.broadcast_to(weights, tf.shape(inputs)) * counts_of_samples()
+        name = f"batch_norm.{layer.path}.{number_in_graph(str(layer.path))}"
+        parts = [tf.reduce_sum(values, axes) for values in (tf.where(weights > 0, inputs, 0), weights)]
+        total, count = tf.unstack(sum_of_all(self._reduce, tf.stack(parts), f"{name}.mean"))
+        mean = tf.math.divide_no_nan(total, count)
+        shape = [1 if axis in axes else -1 for axis in range(len(inputs.shape))]
+        # Around the mean: the sum of squares alone would lose digits.
+        squares = tf.reduce_sum(weights * tf.square(inputs - tf.reshape(mean, shape)), axes)
+        variance = tf.math.divide_no_nan(sum_of_all(self._reduce, squares, f"{name}.variance"), count)
+        # Where the samples of no rank count, the statistics of before keep the values in range.
+        return (
+            tf.where(count > 0, mean, tf.cast(layer.moving_mean, mean.dtype)),
+            tf.where(count > 0, variance, tf.cast(layer.moving_variance, mean.dtype)),
+        )
 
 
 class _OverAll:
@@ -50,11 +97,15 @@ class _OverAll:
         return tf.cast(normalised, dtype), mean, unbiased, tf.minimum(sums[-1], 1.0)
 
     def _sum(self, values: tf.Tensor, what: str) -> tf.Tensor:
-        name = f"batch_norm.{self._layer.name}.{what}"
+        return sum_of_all(self._reduce, values, f"batch_norm.{self._layer.name}.{what}")
 
-        @tf.custom_gradient
-        def summed(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            # Each sum is on all ranks, so the gradient of what was added is the sum of the gradients of the sums.
-            return self._reduce(values, name), lambda gradient: self._reduce(gradient, f"{name}.gradient")
 
-        return cast("tf.Tensor", summed(values))  # what the decorated function returns is that and its gradient
+def sum_of_all(reduce: Reduce, values: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the sum of `values` over all ranks and devices, through which gradients flow back."""
+
+    @tf.custom_gradient
+    def summed(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        # Each sum is on all ranks, so the gradient of what was added is the sum of the gradients of the sums.
+        return reduce(values, name), lambda gradient: reduce(gradient, f"{name}.gradient")
+
+    return cast("tf.Tensor", summed(values))  # what the decorated function returns is that and its gradient

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from ranks import REPOSITORY, full, last, launch, train
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import load
 from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
 from allstep.common.data import datasets
@@ -18,6 +21,7 @@ from allstep.common.training.evaluation import evaluate
 from allstep.common.training.metrics import build_metrics
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
+from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.single import Single
 from allstep.tensorflow.worker import Worker
 
@@ -52,6 +56,30 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     worker = Worker(model, optimizer, TrainConfig(), strategy, "/CPU:0", dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState(), build_metrics(TrainConfig(), dataset))
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
+
+
+def test_keras_batch_norms_over_the_global_batch():
+    """Oracle: Keras' own layers in one process."""
+    program = REPOSITORY / "tests/tensorflow/programs/keras_batch_norms.py"
+    results = (launch("alone", 1, program, "single"), launch("horovodrun-mpi", 2, program, "horovod"))
+    alone, over_ranks = (
+        json.loads(re.findall(r"^(?:\[1,0\]<stdout>:)?(\{.*\})", one.stdout, re.M)[0]) for one in results
+    )
+    for name, values in alone.items():
+        for expected, found in zip(values, over_ranks[name], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class Doubled(keras.layers.BatchNormalization):
+    def call(self, inputs, **options):
+        return keras.ops.add(super().call(inputs, **options), inputs)
+
+
+def test_a_batch_norm_that_computes_something_else_is_refused():
+    model = keras.Sequential([keras.Input((3,)), Doubled(name="mine")])
+    with pytest.raises(UserError, match="received mine of class Doubled, which has a call of its own; leave --sync-b"):
+        synchronise_batch_norm(model, lambda values, name: values, wanted=True)
+    synchronise_batch_norm(model, lambda values, name: values, wanted=False)
 
 
 def test_an_empty_slice_does_not_count():

@@ -33,6 +33,10 @@ ENDS = {"fails": "raise ValueError('lost')", "exits": "sys.exit(7)", "is killed"
         "ends": "", "says why": "sys.exit('why')", "is interrupted": "signal.raise_signal(2)"}  # fmt: skip
 
 
+def warm() -> dict[str, str]:
+    return {**environment(), **warm_start.started()}
+
+
 def result_of(program: Path, variables: dict, *words: str) -> tuple[int, tuple, str]:
     line = 'umask 027; ulimit -n 500; trap "" HUP; exec 9<<<nine; exec "$0" "$@"'
     command = ["taskset", "-c", "0", "bash", "-c", line, sys.executable, *words]
@@ -47,8 +51,8 @@ def test_as_in_a_process_of_its_own(framework, end, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(framework=framework, end=ENDS[end]))
     for words in (["program.py", "--flag", "a b"], ["-u", str(program)], ["-c", program.read_text(), "--flag"]):
-        status, (facts, forked), error = result_of(program, environment(), *words)
-        assert (status, (facts, not forked), error) == result_of(program, environment(WARM_FOLDER=""), *words)
+        status, (facts, forked), error = result_of(program, warm(), *words)
+        assert (status, (facts, not forked), error) == result_of(program, {**warm(), "WARM_FOLDER": ""}, *words)
         assert forked
 
 
@@ -85,7 +89,7 @@ def test_signals_reach_the_fork(tmp_path):
     )
     for number, status in ((signal.SIGTERM, 5), (signal.SIGUSR1, -signal.SIGUSR1), (signal.SIGKILL, -signal.SIGKILL)):
         command = [sys.executable, "-u", str(program)]
-        with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=warm(), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout.readline() == "ready\n"
             process.send_signal(number)
             assert process.stdout.read() == ""  # the fork has ended
@@ -95,8 +99,8 @@ def test_signals_reach_the_fork(tmp_path):
 def test_other_folders_on_pythons_path_are_kept(tmp_path):
     (tmp_path / "brought.py").write_text("VALUE = 3\n")
     line = "import torch, sys; import brought; print(brought.VALUE)"
-    path = f"{environment()['PYTHONPATH']}:{tmp_path}"
+    path = f"{warm()['PYTHONPATH']}:{tmp_path}"
     result = subprocess.run(
-        [sys.executable, "-c", line], env=environment(PYTHONPATH=path), capture_output=True, text=True
+        [sys.executable, "-c", line], env={**warm(), "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert result.stdout == "3\n", result.stderr

@@ -185,7 +185,7 @@ def _prepare(request, files):
         resource.setrlimit(getattr(resource, name), limit)
     os.environ.clear()
     os.environ.update(request["variables"])
-    for module in ("random", "numpy.random"):  # forks have the states of their parent
+    for module in ("random", "numpy.random", "torch"):  # forks have the states of their parent
         if module in sys.modules:
             sys.modules[module].seed()
     if request["unbuffered"]:
