@@ -52,6 +52,8 @@ class Checked:
     baseline_ranks: int
     measured: float
     forecast: float
+    estimated: str = ""
+    """The parameter that was estimated from this row, in older results."""
     low: float | None = None
     """10 % limit of the forecast; None without a range."""
     high: float | None = None
