@@ -88,14 +88,14 @@ def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], g
 
     Epochs are cut, so that samples are counted within an epoch only. Rates that rise again, as in cycles, tell nothing.
     """
-    peak, own_peak = _peak(alone), _peak(together)
-    if not (peak and own_peak):
+    peak_alone, peak = _peak(alone), _peak(together)
+    if not (peak_alone and peak):
         return None
     pairs = [*_at_equal_epochs(alone, together), *_at_equal_samples(alone, together, growth)]
     margin = 1 / sum(step.loop == together[0].loop for step in together)  # by which a last step is ahead of others
     for step, one in pairs:
-        expected, share = one.learning_rates[0] / peak[1], step.learning_rates[0] / own_peak[1]
-        is_after = one.number >= peak[0] and step.number >= own_peak[0]
+        expected, share = one.learning_rates[0] / peak_alone[1], step.learning_rates[0] / peak[1]
+        is_after = one.number >= peak_alone[0] and step.number >= peak[0]
         if is_after and share < expected * (1 - _NEAR) - margin:
             return Finding(
                 "schedule-too-fast",
