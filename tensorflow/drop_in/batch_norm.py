@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from allstep.tensorflow.compat import is_in_xla, number_in_graph, wrap_masked_moments, wrap_synchronised_moments
+from allstep.tensorflow.networks.batch_norm import moments_of_all
 
 
 def SyncBatchNormalization(*args: Any, **options: Any) -> keras.layers.BatchNormalization:  # noqa: N802 (Horovod's name)
@@ -61,23 +62,9 @@ def _moments_of_all(x: tf.Tensor, counts: tf.Tensor, axes: list[int]) -> tuple[t
             "compile the model with jit_compile=False."
         )
     # By the order in the step, which is the same on all ranks; Keras' names of layers may differ.
-    name, zero = f"synchronised_moments.{number_in_graph('synchronised_moments')}", tf.zeros_like(x)
-    count = tf.reduce_sum(tf.cast(counts, x.dtype), axes, keepdims=True)
-    sums = _sum(tf.stack([tf.reduce_sum(tf.where(counts, x, zero), axes, keepdims=True), count]), f"{name}.mean")
-    mean = tf.math.divide_no_nan(sums[0], sums[1])
-    # Around the mean: the sum of squares alone would lose digits.
-    centred = tf.where(counts, x - mean, zero)
-    squares = _sum(tf.reduce_sum(tf.square(centred), axes, keepdims=True), f"{name}.variance")
-    return mean, tf.math.divide_no_nan(squares, sums[1])
-
-
-def _sum(values: tf.Tensor, name: str) -> tf.Tensor:
-    @tf.custom_gradient
-    def summed(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        # Each sum is on all ranks, so the gradient of a summand is the sum of the gradients of the sums.
-        return _all_reduce(values, name), lambda gradient: _all_reduce(gradient, f"{name}.gradient")
-
-    return cast("tf.Tensor", summed(values))
+    name = f"synchronised_moments.{number_in_graph('synchronised_moments')}"
+    mean, variance, _ = moments_of_all(x, counts, axes, _all_reduce, name)
+    return mean, variance
 
 
 def _all_reduce(values: tf.Tensor, name: str) -> tf.Tensor:

@@ -1,11 +1,12 @@
 """Batch norm as in PyTorch, with control over updates of its running statistics; `pytorch/networks/batch_norm.py`
-computes the same."""
+computes the same. Mean and variance over all ranks, for Keras' own layers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from typing import cast
 
 import keras
 import tensorflow as tf
@@ -108,3 +109,32 @@ class BatchNorm(layers.Layer):
         return tf.compat.v1.nn.fused_batch_norm(
             inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=not statistics, **statistics
         )
+
+
+Reduce = Callable[[tf.Tensor, str], tf.Tensor]
+"""The sum of a tensor over all ranks and devices; the name is the same on all of them and no other sum's."""
+
+
+def moments_of_all(
+    x: tf.Tensor, counts: tf.Tensor, axes: Sequence[int], reduce: Reduce, name: str
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return mean, variance and number, with their axes kept, of those values of all ranks where `counts` is true."""
+    zero, number = tf.zeros_like(x), tf.reduce_sum(tf.cast(counts, x.dtype), axes, keepdims=True)
+    parts = tf.stack([tf.reduce_sum(tf.where(counts, x, zero), axes, keepdims=True), number])
+    total, number = tf.unstack(sum_of_all(parts, reduce, f"{name}.mean"))
+    mean = tf.math.divide_no_nan(total, number)
+    # Around the mean: the sum of squares alone would lose digits.
+    centred = tf.where(counts, x - mean, zero)
+    squares = sum_of_all(tf.reduce_sum(tf.square(centred), axes, keepdims=True), reduce, f"{name}.variance")
+    return mean, tf.math.divide_no_nan(squares, number), number
+
+
+def sum_of_all(values: tf.Tensor, reduce: Reduce, name: str) -> tf.Tensor:
+    """Return the sum of `values` over all ranks and devices, through which gradients flow back."""
+
+    @tf.custom_gradient
+    def summed(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        # Each sum is on all ranks, so the gradient of what was added is the sum of the gradients of the sums.
+        return reduce(values, name), lambda gradient: reduce(gradient, f"{name}.gradient")
+
+    return cast("tf.Tensor", summed(values))  # what the decorated function returns is that and its gradient

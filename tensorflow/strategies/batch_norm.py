@@ -3,18 +3,12 @@ samples, and `pytorch/strategies/batch_norm.py` the same formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import keras
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.tensorflow.compat import layers_of, number_in_graph
-from allstep.tensorflow.networks.batch_norm import BatchNorm, counts_of_samples
-
-Reduce = Callable[[tf.Tensor, str], tf.Tensor]
-"""The sum of a tensor over all ranks and devices; the name is the same on all of them and no other sum's."""
+from allstep.tensorflow.networks.batch_norm import BatchNorm, Reduce, counts_of_samples, moments_of_all, sum_of_all
 
 
 def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) -> None:
@@ -52,20 +46,15 @@ class _MomentsOverAll:
     def __call__(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance (channels,) of inputs (samples, ..., channels), whose axis may be another one."""
         layer, axes = self._layer, self._layer._reduction_axes or []
-        weights = tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
-        weights = tf.broadcast_to(weights, tf.shape(inputs)) * counts_of_samples()
+        counts = tf.ones_like(inputs, tf.bool) if mask is None else tf.expand_dims(tf.cast(mask, tf.bool), -1)
+        counts = tf.broadcast_to(counts, tf.shape(inputs)) & (counts_of_samples() > 0)
         name = f"batch_norm.{layer.path}.{number_in_graph(str(layer.path))}"
-        parts = [tf.reduce_sum(values, axes) for values in (tf.where(weights > 0, inputs, 0), weights)]
-        total, count = tf.unstack(sum_of_all(self._reduce, tf.stack(parts), f"{name}.mean"))
-        mean = tf.math.divide_no_nan(total, count)
-        shape = [1 if axis in axes else -1 for axis in range(len(inputs.shape))]
-        # Around the mean: the sum of squares alone would lose digits.
-        squares = tf.reduce_sum(weights * tf.square(inputs - tf.reshape(mean, shape)), axes)
-        variance = tf.math.divide_no_nan(sum_of_all(self._reduce, squares, f"{name}.variance"), count)
+        found = moments_of_all(inputs, counts, axes, self._reduce, name)
+        mean, variance, number = (tf.squeeze(one, axes) for one in found)
         # Where the samples of no rank count, the statistics of before keep the values in range.
         return (
-            tf.where(count > 0, mean, tf.cast(layer.moving_mean, mean.dtype)),
-            tf.where(count > 0, variance, tf.cast(layer.moving_variance, mean.dtype)),
+            tf.where(number > 0, mean, tf.cast(layer.moving_mean, mean.dtype)),
+            tf.where(number > 0, variance, tf.cast(layer.moving_variance, mean.dtype)),
         )
 
 
@@ -97,15 +86,4 @@ class _OverAll:
         return tf.cast(normalised, dtype), mean, unbiased, tf.minimum(sums[-1], 1.0)
 
     def _sum(self, values: tf.Tensor, what: str) -> tf.Tensor:
-        return sum_of_all(self._reduce, values, f"batch_norm.{self._layer.name}.{what}")
-
-
-def sum_of_all(reduce: Reduce, values: tf.Tensor, name: str) -> tf.Tensor:
-    """Return the sum of `values` over all ranks and devices, through which gradients flow back."""
-
-    @tf.custom_gradient
-    def summed(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        # Each sum is on all ranks, so the gradient of what was added is the sum of the gradients of the sums.
-        return reduce(values, name), lambda gradient: reduce(gradient, f"{name}.gradient")
-
-    return cast("tf.Tensor", summed(values))  # what the decorated function returns is that and its gradient
+        return sum_of_all(values, self._reduce, f"batch_norm.{self._layer.name}.{what}")
