@@ -48,7 +48,7 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(setup_environment, "setup_steps", recipe.steps)
     # The test must not depend on this machine's GPU or free disk space.
     monkeypatch.setattr(setup_environment, "find_driver", lambda: Driver(False))
-    monkeypatch.setattr(setup_environment.prerequisites, "check_disk", lambda folder, needed_gb: None)
+    monkeypatch.setattr(setup_needs, "check_disk", lambda folder, needed_gb: None)
     monkeypatch.delenv("GPU", raising=False)
     return recipe
 
