@@ -56,7 +56,7 @@ def build_other(
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
         sharded: whether the strategy has to know how weights are used (see `kept.uses`).
-        in_parts: whether a batch may be computed in parts, so that gradients are tried as well.
+        in_parts: whether a batch may be computed in parts, so that what these would change is tried as well.
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):

@@ -61,7 +61,7 @@ def build_other(
         model: FILE.py:FUNCTION or keras:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
-        in_parts: whether a batch may be computed in parts, so that gradients are tried as well.
+        in_parts: whether a batch may be computed in parts, so that what these would change is tried as well.
     """
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     file = user_file.parse(model)
@@ -179,7 +179,7 @@ def _tried(
         return [None if one is None else np.array([tf.norm(one), tf.reduce_sum(one)]) for one in dense]
 
     norms = [layer for layer in layers_of(network) if isinstance(layer, (BatchNorm, keras.layers.BatchNormalization))]
-    may_couple = is_of_user and all(type(norm) is keras.layers.BatchNormalization for norm in norms)
+    may_couple = in_parts and is_of_user and all(type(norm) is keras.layers.BatchNormalization for norm in norms)
     norms = [norm for norm in norms if may_couple and norm.trainable]
     trainable = [(variable, variable.trainable) for norm in norms for variable in norm.variables]
     for norm in norms:
@@ -187,12 +187,11 @@ def _tried(
     _, state = try_passes(
         run,
         before,
-        lambda: _Snapshot(network),
         averaged=lambda: {name for name in before.names if f"/{MOVING}" in name},
         forgotten=lambda names: names - {variable.path for variable in network.variables},
         may_couple=may_couple,
     )
-    if may_couple and in_parts and isinstance(found[0], tf.Tensor):
+    if may_couple and isinstance(found[0], tf.Tensor):
         parts, whole = added(samples[:1]) + added(samples[1:]), added(samples)
         differs = not before.has_drawn() and not np.isclose(parts, whole, rtol=1e-3, equal_nan=True)
         couples = state.couples or differs
@@ -209,7 +208,8 @@ def _tried(
 class _Snapshot:
     """Values of a network's variables, and of those of TensorFlow that its layers hold, which Keras does not keep."""
 
-    def __init__(self, network: keras.Model) -> None:
+    def __init__(self, network: keras.Model, *, unchanged: Mapping[str, np.ndarray] = {}) -> None:
+        self._network = network
         raw = {
             f"{getattr(layer, 'path', layer.name)}/{name}": value
             for layer in layers_of(network)
@@ -223,7 +223,7 @@ class _Snapshot:
             global_seed_generator().state
         ]
         self._variables = variables
-        self._values = {path: variable.numpy() for path, variable in variables.items()}
+        self._values = {**{path: one.numpy() for path, one in variables.items() if path not in unchanged}, **unchanged}
         self._seeds = [np.array(state) for state in self._states]
 
     @property
@@ -238,6 +238,11 @@ class _Snapshot:
             for path, variable in self._variables.items()
             if not path.endswith(_SEED) and variable.numpy().tobytes() != self._values[path].tobytes()
         }
+
+    def next(self, changed: Collection[str]) -> _Snapshot:
+        """Return a snapshot of the network now, in which only the names of `changed` have other values."""
+        same = {path: value for path, value in self._values.items() if path not in changed and not path.endswith(_SEED)}
+        return _Snapshot(self._network, unchanged=same)
 
     def restore(self, *, without: Collection[str] = ()) -> None:
         """Put all values back, except for the names of `without`."""

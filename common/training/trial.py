@@ -58,11 +58,14 @@ class Snapshot(Protocol):
         """Put the state back, except for the names of `without`."""
         ...
 
+    def next(self, changed: Collection[str]) -> Snapshot:
+        """Return a snapshot of the state now, which differs in the names of `changed`."""
+        ...
+
 
 def try_passes(
     run: Callable[[bool], Any],
     before: Snapshot,
-    take: Callable[[], Snapshot],
     *,
     averaged: Callable[[], set[str]],
     forgotten: Callable[[set[str]], set[str]],
@@ -76,7 +79,6 @@ def try_passes(
         run: makes a pass, always with the same random numbers: on some samples, or on those of `others_of`; returns the
             outputs as an array, or as something else that cannot be compared.
         before: a snapshot of the network.
-        take: takes another one.
         averaged: returns the names of running statistics.
         forgotten: returns those of some names that checkpoints lack.
         may_couple: whether to look at whether the outputs of a sample depend on the others.
@@ -84,9 +86,10 @@ def try_passes(
     Returns: the outputs of the first pass, and what was found.
     """
     outputs = run(False)
-    changed, sampled, couples = before.changes() - averaged(), set[str](), False
+    changes = before.changes()
+    changed, sampled, couples = changes - averaged(), set[str](), False
     if changed or may_couple:
-        after = take()
+        after = before.next(changes)
         before.restore()
         again = run(True)
         sampled = after.changes() - averaged()

@@ -46,7 +46,8 @@ def note_pass_state(
         before: a snapshot of it; one that is not whole is of a library, which says how its networks use samples.
         others: those of `samples` of which every second one is another.
         observer: surrounds the first pass.
-        in_parts: whether to look at whether gradients depend on their size.
+        in_parts: whether to look at what parts of a batch would change: outputs of a sample that depend on others, and
+            gradients that depend on their size.
     """
     if before.is_whole and _may_copy_weights(network):
         before = _move_weights(network)
@@ -63,16 +64,15 @@ def note_pass_state(
         return {f"{name}.{one}".lstrip(".") for name, module in network.named_modules() for one in _statistics(module)}
 
     norms = [module for module in network.modules() if isinstance(module, BatchNorm) and module.training]
-    are_plain = all(type(norm).__module__.startswith("torch.") for norm in norms)
-    for norm in norms if before.is_whole and are_plain else ():
+    may_couple = in_parts and before.is_whole and all(type(norm).__module__.startswith("torch.") for norm in norms)
+    for norm in norms if may_couple else ():
         norm.eval()  # whose running statistics are known; what couples samples otherwise is looked for
     _, state = try_passes(
         run,
         before,
-        lambda: Snapshot(network),
         averaged=averaged,
         forgotten=lambda names: _forgotten(network, names),
-        may_couple=before.is_whole and are_plain,
+        may_couple=may_couple,
     )
     bends = in_parts and before.is_whole and _bends(network, before, samples)
     for norm in norms:
@@ -94,14 +94,16 @@ def _logits(outputs: Any) -> torch.Tensor | None:
 def _bends(network: nn.Module, before: Snapshot, samples: torch.Tensor) -> bool:
     """Return whether the gradients of twice a loss are other than twice its gradients."""
     found = []
+    before.restore()
+    with torch.enable_grad(), seeded():
+        logits = _logits(network(samples))
+        if logits is None or not logits.requires_grad:
+            return False
+        signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
+        loss = (logits.flatten() * signs).mean()
     for factor in (1, 2):
-        before.restore()
         with torch.enable_grad(), seeded():
-            logits = _logits(network(samples))
-            if logits is None or not logits.requires_grad:
-                return False
-            signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
-            (logits.flatten() * signs).mean().mul(factor).backward()
+            loss.mul(factor).backward(retain_graph=factor == 1)
         found.append([None if one.grad is None else _size(one.grad) for one in network.parameters()])
         network.zero_grad()
     return is_bent(*found)

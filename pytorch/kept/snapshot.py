@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,16 @@ _OURS, _EXTRA = "allstep_", "_extra_state"
 class Snapshot:
     """Tensors and attributes of a network, to be compared, and put back after a pass that must not count."""
 
-    def __init__(self, network: nn.Module, names: Container[str] | None = None) -> None:
-        """`names` are those of what is kept; by default all is."""
+    def __init__(
+        self, network: nn.Module, names: Container[str] | None = None, *, unchanged: Mapping[str, torch.Tensor] = {}
+    ) -> None:
+        """Copy the state of a network.
+
+        Args:
+            names: those of what is kept; by default all is.
+            unchanged: copies that an earlier snapshot made of tensors which are still the same.
+        """
+        self._network = network
         # Lazy modules are what their first pass makes of them.
         self._modules = [(path, one) for path, one in network.named_modules() if not is_lazy(one)]
         self.is_whole = names is None
@@ -40,7 +48,8 @@ class Snapshot:
             prefix = f"{path}." if path else ""
             for name, one in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 if names is None or prefix + name in names:
-                    self._tensors[prefix + name] = one, one.detach().clone()
+                    copied = unchanged.get(prefix + name)
+                    self._tensors[prefix + name] = one, one.detach().clone() if copied is None else copied
             found = {n: _copy(v) for n, v in _attributes(module).items() if names is None or prefix + n in names}
             self._attributes[path] = found
         self._extra = {
@@ -48,6 +57,11 @@ class Snapshot:
             for path, module in self._modules
             if has_extra_state(module) and (names is None or f"{path}.{_EXTRA}".lstrip(".") in names)
         }
+
+    def next(self, changed: Collection[str]) -> Snapshot:
+        """Return a snapshot of the network now, in which only the names of `changed` have other values."""
+        same = {name: value for name, (_, value) in self._tensors.items() if name not in changed}
+        return Snapshot(self._network, unchanged=same)
 
     @torch.no_grad()
     def restore(self, *, without: Collection[str] = ()) -> None:
