@@ -16,7 +16,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
 from allstep.common.recipe.noise_scale import parts_of
-from allstep.common.training.worker import BaseWorker
+from allstep.common.training import worker
 from allstep.pytorch.building import build_optimizer_state, build_precision, build_step
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss, scores
@@ -26,7 +26,7 @@ from allstep.pytorch.step_trace import StepTrace
 from allstep.pytorch.strategies.strategy import Strategy
 
 
-class Worker(BaseWorker):
+class Worker(worker.Worker):
     """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "pytorch"

@@ -17,7 +17,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
 from allstep.common.recipe.noise_scale import parts_of
-from allstep.common.training.worker import BaseWorker
+from allstep.common.training import worker
 from allstep.tensorflow.building import build_step
 from allstep.tensorflow.inputs import Inputs
 from allstep.tensorflow.losses import build_loss, scores
@@ -28,7 +28,7 @@ from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.strategy import Strategy
 
 
-class Worker(BaseWorker):
+class Worker(worker.Worker):
     """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "tensorflow"

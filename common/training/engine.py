@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from allstep.common.base.errors import Fault, UserError, summary
 from allstep.common.data.loader import Batch, train_batches
 from allstep.common.exact.audit import UnequalBits, audited_steps
 from allstep.common.recipe.noise_scale import noise_scale
-from allstep.common.recipe.progress import Progress
 from allstep.common.recipe.schedule import Schedule, adapted, dropped, global_batch_size, grown, learning_rate
 from allstep.common.recipe.weights import checksum
 from allstep.common.reporting.base import Reporter
@@ -29,19 +28,8 @@ from allstep.common.training.steps_in_flight import DIVERGED, StartedStep, Steps
 from allstep.common.watch import ProgressState
 
 if TYPE_CHECKING:
+    from allstep.common.training.saving import Saver
     from allstep.common.training.training_run import TrainingRun
-
-
-class Saver(Protocol):
-    """Saves the run's state for the engine; implemented in `common.training.saving`."""
-
-    def due(self, step: int) -> bool:
-        """Return whether to save in mid-epoch after `step`."""
-        ...
-
-    def save(self, progress: Progress, score: float | None = None) -> None:
-        """Save the current state, validated with `score` (higher is better); every rank calls this at the same step."""
-        ...
 
 
 @dataclass(frozen=True)

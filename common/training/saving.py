@@ -89,7 +89,7 @@ class Saver:
         return self._is_checkpoint(step) or (self._commits is not None and step % self._commits.every == 0)
 
     def save(self, progress: Progress, score: float | None = None) -> None:
-        """Save the current state; see `common.training.engine.Saver`."""
+        """Save the current state, validated with `score` (higher is better); every rank calls this at the same step."""
         if (not self._active and self._commits is None) or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from types import ModuleType
 
 from allstep.common.cli.command_line import parse
 from allstep.common.cli.strategy_flags import print_strategies
@@ -18,30 +18,12 @@ from allstep.common.process.user_name import name_user
 from allstep.common.training import elastic
 
 
-class Strategies(Protocol):
-    """Functions of a framework's package `strategies` that `start` needs."""
-
-    STRATEGIES: tuple[str, ...]
-
-    def check(self, config: TrainConfig, placement: Placement) -> None:
-        """Refuse a configuration that the chosen strategy does not support."""
-        ...
-
-    def availability(self, name: str) -> str | None:
-        """Return why this machine cannot run a strategy, or None if it can."""
-        ...
-
-    def num_ranks_to_spawn(self, config: TrainConfig, placement: Placement) -> int:
-        """Return the number of ranks that this process has to start on this host; 0 if it is a rank itself."""
-        ...
-
-
-def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[TrainConfig, Placement]:
+def start(strategies: ModuleType, argv: Sequence[str] | None = None) -> tuple[TrainConfig, Placement]:
     """Return a run's configuration, from this process's command line or from `argv`, and this rank's placement.
 
-    --help and errors in the flags are printed before NumPy or the framework is imported. Raises UserError if a flag is
-    wrong, or the run cannot be as configured; SystemExit if this process has nothing to train: it has printed --help or
-    the strategies, or the ranks that it started have ended.
+    `strategies` is the framework's package of that name. --help and errors in the flags are printed before NumPy or the
+    framework is imported. Raises UserError if a flag is wrong, or the run cannot be as configured; SystemExit if this
+    process has nothing to train: it has printed --help or the strategies, or the ranks that it started have ended.
     """
     placement = find_placement()
     config = parse(strategies.STRATEGIES, placement, argv)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import Fault, UserError
-from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.terminal import inform, warn
 from allstep.common.base.version import VERSION
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.checkpoint.state import described
@@ -43,6 +43,7 @@ from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.training.hooks import Hook
 from allstep.common.training.metrics import Metrics, build_metrics
 from allstep.common.training.opening import check_batch_memory
+from allstep.common.training.strategy import BaseStrategy
 from allstep.common.training.worker import StepTrace, Worker
 from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
 
@@ -54,24 +55,6 @@ MPIRUN_NOTICES_SECONDS = 30.0
 _MAX_CHARACTERS = 4000  # of the names of classes in an event: trackers take no longer values
 
 
-class Strategy(Protocol):
-    """Interface of the strategies of both frameworks to a session."""
-
-    placement: Placement
-    gpu: int | None
-    """Number of this rank's GPU; None for the CPU."""
-    collectives: Collectives
-    num_local_devices: int
-    """Number of devices of this process, each of which computes a part of its samples."""
-    steps_in_flight: int
-    """Number of steps that may be in flight when the engine reads the loss of the first; above 1 if steps are
-    asynchronous."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics that the strategy adds to the events `epoch` and `end`."""
-        ...
-
-
 @dataclass
 class TrainingRun:
     """Run that is ready to train; `dataclasses.replace` exchanges parts of it."""
@@ -79,7 +62,7 @@ class TrainingRun:
     worker: Worker
     dataset: Dataset
     config: TrainConfig
-    strategy: Strategy
+    strategy: BaseStrategy
     hooks: Sequence[Hook] = ()
     """User callbacks, called in this order."""
     progress: Progress = field(default_factory=Progress)
@@ -125,7 +108,7 @@ class TrainingRun:
                 raise Fault(f"{stopped}; nothing is saved without --output-dir")
             if placement.rank == 0:
                 stopped = f"{rank_name(placement)} stopped after step {progress_state.step} by {progress_state.notice}"
-                print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
+                inform(f"{stopped}; resumable: --resume latest goes on from here")
         if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
             # A torchrun agent sent it because hosts join or leave; status 0 would tell the agent that training is done.
             sys.exit(EXIT_FAULT)
@@ -181,9 +164,7 @@ class TrainingRun:
                 description = describe(config, dataset, framework=worker.framework, versions=versions)
             state = committed or _load_state(worker, dataset, config, placement, data, description)
             if committed and placement.rank == 0:
-                print_line(
-                    f"allstep: {placement.world_size} ranks go on after step {committed.progress.step}", sys.stderr
-                )
+                inform(f"{placement.world_size} ranks go on after step {committed.progress.step}")
             schedule = make_schedule(
                 config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
             )
@@ -208,9 +189,9 @@ class TrainingRun:
                 checkpoints.reserve({name: np.empty(shape, shape.dtype) for name, shape in shapes.items()})
             if config.parallel.slices and placement.rank == 0:
                 threads = environment_fingerprint.describe(config, {})["threads"]
-                print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
+                inform(f"threads of a rank with --slices: {threads}; bits depend on it")
                 if config.parallel.audit and worker.collectives.world_size == 1:
-                    print_line("allstep: --audit on one rank has it compute its own slices again", sys.stderr)
+                    inform("--audit on one rank has it compute its own slices again")
             if config.parallel.trace:
                 cleanup.callback(self._start_trace().close)
             reporter = self.open_reporter(config, placement.rank, self.progress)

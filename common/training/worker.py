@@ -1,7 +1,8 @@
-"""Protocol between the engine and a framework, implemented by `pytorch/worker.py` and `tensorflow/worker.py`."""
+"""Interface of the engine to a framework; `pytorch/worker.py` and `tensorflow/worker.py` derive from it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,9 +42,14 @@ class StepTrace(Protocol):
         ...
 
 
-class Worker(Protocol):
-    """Network, optimizer and device, driven step by step by the engine."""
+class Worker(ABC):
+    """Network, optimizer and device, driven step by step: a facade over the framework's step and state."""
 
+    _step: Any
+    """The framework's `Step`."""
+    _state: Any
+    """The framework's `State`."""
+    _strategy: Any
     framework: str
     """pytorch or tensorflow."""
     collectives: Collectives
@@ -58,39 +64,45 @@ class Worker(Protocol):
 
         Collective: all ranks call it with their slices of one global batch.
         """
-        ...
+        before = self._state.snapshot()
+        float(self.train_step(batch, 0.0))
+        self._state.restore(before)
 
+    @abstractmethod
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
         """Start to write digests of each step; see `common.exact.trace`."""
-        ...
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
         """Start one optimizer step on the global batch of which `batch` is this rank's slice.
 
         `loss_scale` (`common.recipe.loss_scale`) is 1 without --precision fp16.
         """
-        ...
+        return self._step(batch, learning_rate, loss_scale)
 
+    @abstractmethod
     def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
         """Return the loss summed over this rank's samples, and the network's outputs for them, float32 (n, ...).
 
         Where `common.catalog.metrics.are_of_scores`, it returns `common.training.metrics.Scores` of them.
         """
-        ...
 
+    @abstractmethod
     def evaluating(self) -> AbstractContextManager[Any]:
         """Return a context in which `eval_step` may be called, with --slices once for each slice of the rank.
 
         Collective: all ranks call it.
         """
-        ...
 
-    def averaged_weights(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
         """Return a context in which evaluation and export use the moving averages of the weights, if --ema is given.
 
         Collective: all ranks call it.
         """
-        ...
+        with ExitStack() as stack:
+            for observer in self._step.observers:
+                stack.enter_context(observer.averaged_weights())
+            yield
 
     def average_statistics(self) -> None:
         """Average over all ranks the running statistics that batch norms keep of each rank's samples.
@@ -99,25 +111,25 @@ class Worker(Protocol):
         (except that a step without samples for a rank leaves that rank's statistics unchanged). Collective: all ranks
         call it. It does nothing if the network has no such statistics.
         """
-        ...
+        self._state.average_statistics()
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield trainable weights with their names, in the framework's layout and without a copy where possible.
 
         A weight that several devices of this process hold comes once per device, one after the other.
         """
-        ...
+        return self._state.parameters()
 
     def export_weights(self) -> dict[str, np.ndarray]:
         """Return all weights by canonical name and layout, the same in both frameworks (see `common.recipe.weights`).
 
         Collective: all ranks call it, since each may hold a part. Only the result on rank 0 is valid.
         """
-        ...
+        return self._state.export_weights()
 
     def state_shapes(self) -> dict[str, ArrayShape]:
         """Return names and shapes of the arrays that `export_state` returns after the first step."""
-        ...
+        return self._state.shapes()
 
     def export_state(self) -> dict[str, np.ndarray]:
         """Return weights as `model/NAME`, optimizer slots as `optimizer/NAME/SLOT` and moving averages of weights as
@@ -125,11 +137,11 @@ class Worker(Protocol):
 
         Collective: all ranks call it, since each may hold a part. Only the result on rank 0 is valid.
         """
-        ...
+        return self._state.export()
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Restore the state after `step` optimizer steps from `arrays`, which have the names of `export_state`."""
-        ...
+        self._state.load(arrays, step)
 
     def pending_tensors(self) -> Sequence[str]:
         """Return names of the tensors whose all-reduce this rank may be waiting for in a training step.
@@ -137,56 +149,12 @@ class Worker(Protocol):
         A strategy that does not know its tensors describes the collective; the result is empty if nothing is known. The
         watchdog thread calls it, and only during steps.
         """
-        ...
+        return self._strategy.reduction.pending_tensors()
 
+    @abstractmethod
     def versions(self) -> dict[str, str]:
         """Return versions of the libraries that compute."""
-        ...
 
+    @abstractmethod
     def peak_memory_bytes(self) -> int:
         """Return the peak memory so far: of the GPU if the worker has one, else of the process."""
-        ...
-
-
-class BaseWorker:
-    """Base class of the workers of both frameworks, which use the framework's `Step` and `State`."""
-
-    _step: Any
-    _state: Any
-    _strategy: Any
-
-    def compile(self, batch: Batch) -> None:
-        before = self._state.snapshot()
-        float(self.train_step(batch, 0.0))
-        self._state.restore(before)
-
-    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        return self._step(batch, learning_rate, loss_scale)
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for observer in self._step.observers:
-                stack.enter_context(observer.averaged_weights())
-            yield
-
-    def average_statistics(self) -> None:
-        self._state.average_statistics()
-
-    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return self._state.parameters()
-
-    def export_weights(self) -> dict[str, np.ndarray]:
-        return self._state.export_weights()
-
-    def state_shapes(self) -> dict[str, ArrayShape]:
-        return self._state.shapes()
-
-    def export_state(self) -> dict[str, np.ndarray]:
-        return self._state.export()
-
-    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        self._state.load(arrays, step)
-
-    def pending_tensors(self) -> Sequence[str]:
-        return self._strategy.reduction.pending_tensors()
