@@ -122,11 +122,8 @@ class Profiling(Hook):
             if self._between is None:
                 self._begun = step + 1
                 self._restore = patched(session.worker, "train_step", self._recorded)
-            self._pause()
-
-    def _pause(self) -> None:
-        self._between = ExitStack()
-        self._between.enter_context(self._profiler.span(_BETWEEN))
+            self._between = ExitStack()
+            self._between.enter_context(self._profiler.span(_BETWEEN))
 
     def _recorded(self, train_step: Callable) -> Callable:
         def recorded(*arguments: Any) -> Any:

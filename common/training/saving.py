@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from allstep.common.base.collectives import Collectives
 from allstep.common.checkpoint import Checkpoints, TrainState
 from allstep.common.checkpoint import Progress as SavedProgress
+from allstep.common.checkpoint.state import content_of
 from allstep.common.data.sharding import Position
 from allstep.common.recipe.loss_scale import LossScale
 from allstep.common.recipe.noise_scale import NoiseScale
@@ -95,29 +96,22 @@ class Saver:
         self._saved = progress.step, progress.position
         self._progress_state.enter("checkpoint")
         local_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
-        sums = self._worker.collectives.all_reduce_sum(local_sums)
+        sums = self._worker.collectives.all_reduce_sum(local_sums).tolist()
         self._worker.average_statistics()
-        arrays = self._worker.export_state()
+        state = self._state(progress, self._worker.export_state(), sums)
         self._progress_state.enter("writing")
         if self._commits is not None:
-            self._commits.keep(self._state(progress, arrays, *map(float, sums)))
+            self._commits.keep(state)
             if progress.position.offset and not self._is_checkpoint(progress.step) and not self._progress_state.notice:
                 return
         if self._checkpoints:
-            self._checkpoints.save(self._state(progress, arrays, *map(float, sums)), metric=score)
+            self._checkpoints.save(state, metric=score)
         self._on_saved()
 
     def _is_checkpoint(self, step: int) -> bool:
         return self._active and self._every > 0 and step % self._every == 0
 
-    def _state(
-        self,
-        progress: Progress,
-        arrays: dict[str, np.ndarray],
-        loss_sum: float,
-        noise_variance: float,
-        noise_square: float,
-    ) -> TrainState:
+    def _state(self, progress: Progress, arrays: dict[str, np.ndarray], sums: Sequence[float]) -> TrainState:
         epoch, offset = progress.position.epoch, progress.position.offset
         schedule = adapted(self._schedule, progress)
         return TrainState(
@@ -130,9 +124,7 @@ class Saver:
                 samples_seen=epoch * self._schedule.samples_per_epoch + offset,
                 running={
                     **{name: getattr(progress, name) for name in _RUNNING},
-                    "loss_sum": loss_sum,
-                    "noise_variance": noise_variance,
-                    "noise_square": noise_square,
+                    **dict(zip(("loss_sum", "noise_variance", "noise_square"), sums, strict=True)),
                     "loss_scale": progress.loss_scale.value,
                     "good_steps": progress.loss_scale.good_steps,
                     "skipped_steps": progress.loss_scale.skipped_steps,
@@ -185,10 +177,7 @@ def broadcast_state(state: TrainState | None, collectives: Collectives, root: in
 
     header = b""
     if state is not None:
-        plain = {
-            **{item.name: getattr(state, item.name) for item in dataclasses.fields(state)},
-            "progress": dataclasses.asdict(state.progress),
-        }
+        plain = {**content_of(state), "progress": dataclasses.asdict(state.progress)}
         plain["arrays"] = {name: (array.shape, array.dtype.str) for name, array in state.arrays.items()}
         header = json.dumps(plain).encode()
     size = broadcast({"size": np.array([len(header)], np.int64)})["size"][0]

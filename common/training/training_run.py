@@ -18,7 +18,7 @@ import numpy as np
 from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import Fault, UserError
-from allstep.common.base.terminal import inform, warn
+from allstep.common.base.terminal import print_line, warn
 from allstep.common.base.version import VERSION
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.checkpoint.state import described
@@ -108,7 +108,7 @@ class TrainingRun:
                 raise Fault(f"{stopped}; nothing is saved without --output-dir")
             if placement.rank == 0:
                 stopped = f"{rank_name(placement)} stopped after step {progress_state.step} by {progress_state.notice}"
-                inform(f"{stopped}; resumable: --resume latest goes on from here")
+                print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
         if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
             # A torchrun agent sent it because hosts join or leave; status 0 would tell the agent that training is done.
             sys.exit(EXIT_FAULT)
@@ -140,6 +140,10 @@ class TrainingRun:
         pending = self.worker.pending_tensors
         return self.watching(collectives, self.placement, progress_state, limits, pending, sever=CONNECTIONS.end)
 
+    @property
+    def _device(self) -> str:
+        return "cpu" if self.strategy.gpu is None else "cuda"
+
     def metrics(self) -> Mapping[str, float]:
         """Return the strategy's metrics, and the number of files that any rank could not read; all ranks call it."""
         metrics = self.strategy.metrics()
@@ -162,9 +166,11 @@ class TrainingRun:
             if placement.rank == 0 and (output or config.output.resume):
                 data, versions = digests_of(dataset), worker.versions()
                 description = describe(config, dataset, framework=worker.framework, versions=versions)
-            state = committed or _load_state(worker, dataset, config, placement, data, description)
+            state = committed or self._load_state(data, description)
             if committed and placement.rank == 0:
-                inform(f"{placement.world_size} ranks go on after step {committed.progress.step}")
+                print_line(
+                    f"allstep: {placement.world_size} ranks go on after step {committed.progress.step}", sys.stderr
+                )
             schedule = make_schedule(
                 config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
             )
@@ -189,15 +195,14 @@ class TrainingRun:
                 checkpoints.reserve({name: np.empty(shape, shape.dtype) for name, shape in shapes.items()})
             if config.parallel.slices and placement.rank == 0:
                 threads = environment_fingerprint.describe(config, {})["threads"]
-                inform(f"threads of a rank with --slices: {threads}; bits depend on it")
+                print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
                 if config.parallel.audit and worker.collectives.world_size == 1:
-                    inform("--audit on one rank has it compute its own slices again")
+                    print_line("allstep: --audit on one rank has it compute its own slices again", sys.stderr)
             if config.parallel.trace:
                 cleanup.callback(self._start_trace().close)
             reporter = self.open_reporter(config, placement.rank, self.progress)
             cleanup.callback(reporter.close)
-            names, on_cpu = dataset.class_names, self.strategy.gpu is None
-            _report_start(reporter, worker, schedule, config, placement, names, on_cpu=on_cpu)
+            self._report_start(reporter, schedule)
             saver = saving.Saver(
                 worker,
                 schedule,
@@ -217,6 +222,23 @@ class TrainingRun:
                 cleanup.push(note_failure)
             return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
 
+    def _report_start(self, reporter: Reporter, schedule: Schedule) -> None:
+        worker, classes = self.worker, self.dataset.class_names
+        reporter.event(
+            "start",
+            framework=worker.framework,
+            strategy=self.config.strategy,
+            device=self._device,
+            launcher=self.placement.launcher,
+            world_size=self.placement.world_size,
+            local_size=self.placement.local_size,
+            versions={"allstep": VERSION, "python": platform.python_version(), **worker.versions()},
+            global_batch_size=schedule.global_batch_size,
+            parameter_count=sum(array.size for array in worker.export_weights().values()),
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **({"classes": classes} if 0 < sum(map(len, classes)) <= _MAX_CHARACTERS else {}),
+        )
+
     def _start_trace(self) -> StepTrace:
         worker, directory = self.worker, self.config.output.output_dir
         assert directory is not None  # `validate` asks for one
@@ -229,12 +251,34 @@ class TrainingRun:
                 activations,
                 parameters,
                 framework=worker.framework,
-                device="cpu" if self.strategy.gpu is None else "cuda",
+                device=self._device,
                 versions=worker.versions(),
             )
             return trace.Recorder(directory / trace.FOLDER, header, self.progress.step)
 
         return worker.trace(open_recorder)
+
+    def _load_state(self, data: Mapping[str, str], description: Description | None) -> TrainState | None:
+        """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
+        config, worker, output = self.config, self.worker, self.config.output
+        if not (output.resume or output.init_from):
+            return None
+        state = None
+        if self.placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
+            num_samples = len(self.dataset.train)
+            state = resuming.load(config, num_samples, worker.state_shapes(), warn, data, description)
+            now = environment_fingerprint.describe(config, worker.versions())
+            if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
+                warn(changed)
+            if output.resume and state.progress.epoch == config.schedule.epochs:
+                warn(
+                    f"the checkpoint has all {state.progress.epoch} epochs, so none is trained; raise --epochs to go on"
+                )
+        state = saving.broadcast_state(state, worker.collectives)
+        if output.resume:
+            return state
+        worker.import_state(state.arrays, step=0)
+        return None
 
     def _report_saved(self) -> None:
         for hook in self.hooks:
@@ -263,33 +307,6 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
         progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 
-def _load_state(
-    worker: Worker,
-    dataset: Dataset,
-    config: TrainConfig,
-    placement: Placement,
-    data: Mapping[str, str],
-    description: Description | None,
-) -> TrainState | None:
-    """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
-    output = config.output
-    if not (output.resume or output.init_from):
-        return None
-    state = None
-    if placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
-        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn, data, description)
-        now = environment_fingerprint.describe(config, worker.versions())
-        if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
-            warn(changed)
-        if output.resume and state.progress.epoch == config.schedule.epochs:
-            warn(f"the checkpoint has all {state.progress.epoch} epochs, so none is trained; raise --epochs to go on")
-    state = saving.broadcast_state(state, worker.collectives)
-    if output.resume:
-        return state
-    worker.import_state(state.arrays, step=0)
-    return None
-
-
 def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
     import yaml
 
@@ -299,29 +316,3 @@ def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
         text += "# The bits of this run depend on these as well.\n"
         text += "".join(f"# {name}: {value}\n" for name, value in depends.items())
     write_whole(directory / "config.yaml", text)
-
-
-def _report_start(
-    reporter: Reporter,
-    worker: Worker,
-    schedule: Schedule,
-    config: TrainConfig,
-    placement: Placement,
-    classes: Sequence[str],
-    *,
-    on_cpu: bool,
-) -> None:
-    reporter.event(
-        "start",
-        framework=worker.framework,
-        strategy=config.strategy,
-        device="cpu" if on_cpu else "cuda",
-        launcher=placement.launcher,
-        world_size=placement.world_size,
-        local_size=placement.local_size,
-        versions={"allstep": VERSION, "python": platform.python_version(), **worker.versions()},
-        global_batch_size=schedule.global_batch_size,
-        parameter_count=sum(array.size for array in worker.export_weights().values()),
-        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        **({"classes": classes} if 0 < sum(map(len, classes)) <= _MAX_CHARACTERS else {}),
-    )
