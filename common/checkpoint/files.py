@@ -26,7 +26,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
-from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_FILES, TrainState
+from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_FILES, TrainState, content_of
 from allstep.common.files import strict_json
 from allstep.common.files.disk import discard, foreign_entries, sha256_of
 from allstep.common.files.records import Whole, from_json
@@ -173,17 +173,7 @@ def read(directory: Path, groups: Sequence[str] = GROUPS) -> TrainState:
         members = _read_arrays(path, manifest.files[path.name], finite=group != CONSTANTS)
         prefix = "model" if group == CONSTANTS else group
         arrays |= {f"{prefix}/{name}": array for name, array in members.items()}
-    return TrainState(
-        framework=manifest.framework,
-        arrays=arrays,
-        progress=manifest.progress,
-        rng=manifest.rng,
-        schedule=manifest.schedule,
-        config=manifest.config,
-        versions=manifest.versions,
-        data=manifest.data,
-        description=manifest.description,
-    )
+    return TrainState(arrays=arrays, **content_of(manifest))
 
 
 def _read_arrays(path: Path, expected: FileRecord, *, finite: bool = True) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -91,6 +91,11 @@ class TrainState:
     versions: dict[str, str] = field(default_factory=dict)  # packages by name; with --slices also threads and processor
     data: dict[str, str] = field(default_factory=dict)  # digests of the data set; none in format 1
     description: dict[str, Any] = field(default_factory=dict)  # what the run was trained on; none before format 3
+
+
+def content_of(source: Any) -> dict[str, Any]:
+    """Return what a state and its manifest have in common, which is all of a state but its arrays."""
+    return {item.name: getattr(source, item.name) for item in fields(TrainState) if item.name != "arrays"}
 
 
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ from allstep.common.checkpoint import files, select
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
-from allstep.common.checkpoint.state import TrainState
+from allstep.common.checkpoint.state import TrainState, content_of
 from allstep.common.files.disk import NO_ROOM
 
 # For larger states, one thread does not use the full memory bandwidth; for smaller ones, a second thread does not pay.
@@ -84,15 +84,8 @@ class Checkpoints:
             sequence=self._next_sequence,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             metric=None if metric is None else float(metric),
-            framework=state.framework,
-            progress=state.progress,
-            rng=state.rng,
-            schedule=state.schedule,
-            config=state.config,
-            versions=state.versions,
             files={},
-            data=state.data,
-            description=state.description,
+            **content_of(state),
         )
         # Values that a checkpoint cannot hold fail here, not in the background.
         manifest = manifests.copied(manifest)
