@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
-import math
 import os
 import tarfile
 import zlib
@@ -20,6 +18,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import ArraySplit
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import sha256_of, write_atomically
+from allstep.common.files.npy import check_header
 from allstep.common.files.regular_file import check_memory, regular
 
 Arrays = Mapping[str, np.ndarray]
@@ -71,19 +70,20 @@ def open_splits(
 
 
 def _mapped(path: Path, dtype: type, item_shape: tuple[int, ...]) -> np.ndarray:
-    """Map the array in a file of `_save` into memory. Its size determines the header, which is compared."""
+    """Map the array in a file of `_save` into memory."""
     with open(path, "rb", opener=regular) as stream:
-        size, item_bytes = os.fstat(stream.fileno()).st_size, np.dtype(dtype).itemsize * math.prod(item_shape)
-        num_items = max(1, (size - _HEADER_BYTES) // item_bytes)
-        header = _header(np.dtype(dtype), (num_items, *item_shape))
-        if stream.read(len(header)) != header or size != len(header) + num_items * item_bytes:
-            raise UserError(
-                f"expected {np.dtype(dtype)} numbers of shape {('n', *item_shape)} in {path}, received something else; "
-                f"remove {path.parent}"
-            )
-        # A plain array, since indexing np.memmap itself costs several microseconds more.
-        mapped = np.memmap(stream, dtype, mode="r", offset=len(header), shape=(num_items, *item_shape))
-        return mapped.view(np.ndarray)
+        try:
+            check_header(stream, os.fstat(stream.fileno()).st_size)
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError):
+            mapped = np.empty(0)
+    expected = np.dtype(dtype), 1 + len(item_shape), item_shape
+    if (mapped.dtype, mapped.ndim, mapped.shape[1:]) != expected or not mapped.size:
+        raise UserError(
+            f"expected {np.dtype(dtype)} numbers of shape {('n', *item_shape)} in {path}, received something else; "
+            f"remove {path.parent}"
+        )
+    return mapped.view(np.ndarray)  # since indexing np.memmap itself costs several microseconds more
 
 
 MAX_CONTENT_BYTES = 600_000_000
@@ -143,19 +143,8 @@ def _write(target: Path, arrays: Arrays) -> None:
 def _save(stream: BinaryIO, array: np.ndarray) -> None:
     """Write as np.save does, but raise an OSError on a full disk; np.save says "470400 requested and 61440 written"."""
     array = np.ascontiguousarray(array)
-    stream.write(_header(array.dtype, array.shape))
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
     stream.write(array.data)
-
-
-def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the header of a .npy file, which always has `_HEADER_BYTES` bytes."""
-    stream = io.BytesIO()
-    content = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, content)
-    return stream.getvalue()
-
-
-_HEADER_BYTES = 128
 
 
 def _is_intact(target: Path) -> bool:
