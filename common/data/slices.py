@@ -13,8 +13,9 @@ of ranks is a power of two that divides V, and otherwise a few; the ranks add th
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -78,7 +79,14 @@ def local_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]
 
 
 class SumPlan:
-    """Plan of a sum: what each rank contributes, and whether a library's all-reduce adds in the order of the tree."""
+    """Plan of a sum: what each rank contributes, and whether a library's all-reduce adds in the order of the tree.
+
+    An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
+    the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
+    each rank gets one part of all ranks' sums (all-to-all), adds them up by the tree, and all of them get all parts
+    (all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in
+    a ring.
+    """
 
     def __init__(self, num_slices: int, rank: int, world_size: int) -> None:
         self.num_slices, self.rank, self.world_size = num_slices, rank, world_size
@@ -90,6 +98,13 @@ class SumPlan:
     def padding(self, size: int) -> int:
         """Return how many elements a vector of `size` lacks to be cut into equal parts for all ranks."""
         return -size % self.world_size
+
+    def add_up(self, parts: Sequence[Value], add: Callable[[Any, Any], Any] = operator.iadd) -> Value:
+        """Return the sum of what all ranks contribute: the nodes of rank 0, of rank 1, ...; for `add` see `TreeSum`."""
+        sums: TreeSum[Value] = TreeSum(self.num_slices, add=add)
+        for node, part in zip(itertools.chain.from_iterable(self.nodes), parts, strict=True):
+            sums.add(node, part)
+        return sums.total
 
     def is_in_order(self, size: int, all_reduce: Callable[[np.ndarray], np.ndarray] | None) -> bool:
         """Return whether an all-reduce of `size` elements adds up in the order of the tree; all ranks call it.

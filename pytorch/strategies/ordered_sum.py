@@ -1,24 +1,17 @@
-"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which.
-
-An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
-the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
-each rank gets one part of all ranks' sums (all-to-all), adds them up by the tree, and all of them get all parts
-(all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a
-ring.
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which, and how.
 
 Sums of several vectors overlap with what else a rank does, and with each other: see `SumsUnderWay`.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from allstep.common.data.slices import Node, SumPlan, TreeSum
+from allstep.common.data.slices import Node, SumPlan
 
 Wait = Callable[[], torch.Tensor]
 """Waits for what was begun, and returns it."""
@@ -92,8 +85,7 @@ class OrderedSum(SumPlan):
         # To each rank its part of all of this one's sums.
         sent = own[0] if len(own) == 1 else torch.stack([one.view(self.world_size, -1) for one in own], 1).flatten()
         received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self.nodes], number)
-        nodes = list(itertools.chain.from_iterable(self.nodes))
-        return lambda: _add_up(nodes, received().split(part_size), self.num_slices)
+        return lambda: self.add_up(received().split(part_size))
 
 
 class OrderedScatter(OrderedSum):
@@ -140,10 +132,3 @@ class SumsUnderWay:
 def _waited(wait: Wait) -> Wait:
     value = wait()
     return lambda: value
-
-
-def _add_up(nodes: Sequence[Node], parts: Sequence[torch.Tensor], num_slices: int) -> torch.Tensor:
-    sums: TreeSum[torch.Tensor] = TreeSum(num_slices)
-    for node, part in zip(nodes, parts, strict=True):
-        sums.add(node, part)
-    return sums.total

@@ -1,22 +1,14 @@
-"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which.
-
-An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
-the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
-each rank gets one part of all ranks' sums (all-to-all), adds them up by the tree, and all of them get all parts
-(all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a
-ring.
-"""
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which, and how."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.data.slices import Node, SumPlan, TreeSum
+from allstep.common.data.slices import Node, SumPlan
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
@@ -86,8 +78,8 @@ class OrderedSum(SumPlan):
         if len(own) > 1:
             sent = tf.reshape(tf.stack([tf.reshape(one, (self.world_size, -1)) for one in own], 1), [-1])
         received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self.nodes])
-        nodes = list(itertools.chain.from_iterable(self.nodes))
-        return self._exchange.all_gather(_add_up(nodes, tf.split(received, len(nodes)), self.num_slices))
+        parts = tf.split(received, sum(map(len, self.nodes)))
+        return self._exchange.all_gather(self.add_up(parts, add))
 
     def within_a_step(self, size: int) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Return the function that adds up the ranks' sums, of `size` elements, inside a TensorFlow function, or None.
@@ -102,10 +94,3 @@ class OrderedSum(SumPlan):
             return exchange.all_reduce(tf.constant(array)).numpy()
 
         return self.is_in_order(size, all_reduce if exchange.keeps_order else None)
-
-
-def _add_up(nodes: Sequence[Node], parts: Sequence[tf.Tensor], num_slices: int) -> tf.Tensor:
-    sums: TreeSum[tf.Tensor] = TreeSum(num_slices, add=add)
-    for node, part in zip(nodes, parts, strict=True):
-        sums.add(node, part)
-    return sums.total

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -13,46 +11,28 @@ SliceFunction = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 Numbers = dict[str, tf.Tensor]
 
 
-class SliceDevices(Protocol):
-    """The devices of a process; the methods are called inside a compiled step."""
+class SliceDevices:
+    """The devices of a process: here the one on which all is computed. Methods are called inside a compiled step."""
 
-    @property
-    def number(self) -> int:
-        """How many they are."""
-        ...
+    number: int = 1
 
     def on_slices(
         self, function: SliceFunction, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
     ) -> Sequence[tf.Tensor]:
         """Return what `function` returns for a slice on each device; `bounds` (number, 2) has the samples of each."""
-        ...
-
-    def on_every(self, function: Callable[[], Numbers]) -> Numbers:
-        """Return the sums of what `function` returns on every device."""
-        ...
-
-
-class OneDevice:
-    """The device on which all is computed."""
-
-    number = 1
-
-    def on_slices(
-        self, function: SliceFunction, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
-    ) -> Sequence[tf.Tensor]:
         begin, end = tf.unstack(bounds[0])
         return [function(inputs[begin:end], targets[begin:end], loss_weight)]
 
     def on_every(self, function: Callable[[], Numbers]) -> Numbers:
+        """Return the sums of what `function` returns on every device."""
         return function()
 
 
-@dataclass(frozen=True)
-class ReplicaDevices:
+class ReplicaDevices(SliceDevices):
     """The devices of a strategy of tf.distribute."""
 
-    strategy: tf.distribute.Strategy
-    number: int
+    def __init__(self, strategy: tf.distribute.Strategy, number: int) -> None:
+        self.strategy, self.number = strategy, number
 
     def on_slices(
         self, function: SliceFunction, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor

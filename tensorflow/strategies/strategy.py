@@ -24,7 +24,7 @@ from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.reduction import Ordered, Reduction
-from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
+from allstep.tensorflow.strategies.slice_devices import SliceDevices
 
 Result = TypeVar("Result")
 Numbers = dict[str, tf.Tensor]
@@ -63,7 +63,7 @@ class Strategy(BaseStrategy):
     """Base class of TensorFlow's strategies, with what the worker asks of them."""
 
     reduction: Reduction
-    slice_devices: SliceDevices = OneDevice()
+    slice_devices: SliceDevices = SliceDevices()
     """Devices on which this process computes its slices with --slices; available from `wrap` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
