@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from allstep.pytorch.compat import add, scale, sgd_step
-from allstep.pytorch.optimizers.layers import batches, local, local_gradients, norms
+from allstep.pytorch.compat import add, scale
+from allstep.pytorch.optimizers.layers import LayerwiseSGD, local, norms
 
 
-class Lars(torch.optim.SGD):
+class Lars(LayerwiseSGD):
     """You et al. 2017, algorithm 1, with the learning rate outside of the velocity, as in torch's SGD:
 
         ratio = 0.001 * |w| / (|g| + decay * |w| + 1e-8)
         m = momentum * m + ratio * (g + decay * w);  w = w - lr * m
 
     The ratio is 1 where |w| or |g| is 0, and in groups that are not `layerwise`. At a learning rate that changes this
-    is not the paper's velocity, which has the rates of the steps before in it. A step changes the gradients.
+    is not the paper's velocity, which has the rates of the steps before in it.
     """
 
     TRUST, EPSILON = 0.001, 1e-8
@@ -25,24 +25,9 @@ class Lars(torch.optim.SGD):
     def __init__(
         self, groups: Iterable[dict], lr: float = 0.0, momentum: float = 0.9, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-        # It means that gradients come scaled by a GradScaler; their norms must not.
-        self._step_supports_amp_scaling = False
-        for group in self.param_groups:
-            group.setdefault("sliced", False)
-            group.setdefault("layerwise", True)
-            # SGD would add the decay after the ratio.
-            group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])
-            group["weight_decay"] = 0.0
+        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay, layerwise=True)
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameters in batches(group["params"]):
-                self._scale(parameters, local_gradients(parameters), group)
-        sgd_step(self)
-
-    def _scale(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
+    def change(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
         weights, decay = local(parameters), group["layer_decay"]
         if group["layerwise"]:
             weight_norms, gradient_norms = norms(parameters, weights, gradients, sliced=group["sliced"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from allstep.pytorch.compat import all_gather, norms_of
+from allstep.pytorch.compat import all_gather, norms_of, sgd_step
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,6 +47,35 @@ def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The gradients of parameters that have one, likewise."""
     return local([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+class LayerwiseSGD(torch.optim.SGD):
+    """SGD with momentum on gradients that `change` has rescaled layer by layer. A step changes the gradients."""
+
+    def __init__(
+        self, groups: Iterable[dict], *, lr: float, momentum: float, weight_decay: float, **options: Any
+    ) -> None:
+        """`options` are those of groups that have none of their own."""
+        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+        # It means that gradients come scaled by a GradScaler; their norms must not.
+        self._step_supports_amp_scaling = False
+        for group in self.param_groups:
+            for name, value in {"sliced": False, **options}.items():
+                group.setdefault(name, value)
+            # SGD would add the decay after the change.
+            group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])
+            group["weight_decay"] = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameters in batches(group["params"]):
+                self.change(parameters, local_gradients(parameters), group)
+        sgd_step(self)
+
+    def change(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
+        """Rescale the gradients of these parameters of a group in place, and add the group's `layer_decay`."""
+        raise NotImplementedError
 
 
 def norms(

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from allstep.pytorch.compat import add, scale, sgd_step
-from allstep.pytorch.optimizers.layers import batches, local, local_gradients, norms
+from allstep.pytorch.compat import add, scale
+from allstep.pytorch.optimizers.layers import LayerwiseSGD, local, norms
 
 
-class NovoGrad(torch.optim.SGD):
+class NovoGrad(LayerwiseSGD):
     """Ginsburg et al. 2019, algorithm 1, for weights and, without decay, for biases and the scales of norms:
 
         v = 0.98 * v + 0.02 * |g|^2, but |g|^2 where v is 0, as it is in the first step
         m = 0.95 * m + c * (g / (sqrt(v) + 1e-8) + decay * w);  w = w - lr * m
 
-    c is 1, or 0.05 with `grad_averaging`, which the paper has as a variant. A step changes the gradients.
+    c is 1, or 0.05 with `grad_averaging`, which the paper has as a variant.
     """
 
     BETA_1, BETA_2, EPSILON = 0.95, 0.98, 1e-8
@@ -24,24 +24,10 @@ class NovoGrad(torch.optim.SGD):
     def __init__(
         self, groups: Iterable[dict], lr: float = 0.0, weight_decay: float = 0.0, grad_averaging: bool = False
     ) -> None:
-        super().__init__(groups, lr=lr, momentum=self.BETA_1, weight_decay=weight_decay, fused=True)
-        # It means that gradients come scaled by a GradScaler; their norms must not.
-        self._step_supports_amp_scaling = False
-        for group in self.param_groups:
-            group.setdefault("sliced", False)
-            # SGD would add the decay after the division.
-            group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])
-            group["weight_decay"] = 0.0
-            group.setdefault("scale", 1 - self.BETA_1 if grad_averaging else 1.0)
+        factor = 1 - self.BETA_1 if grad_averaging else 1.0
+        super().__init__(groups, lr=lr, momentum=self.BETA_1, weight_decay=weight_decay, scale=factor)
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameters in batches(group["params"]):
-                self._normalise(parameters, local_gradients(parameters), group)
-        sgd_step(self)
-
-    def _normalise(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
+    def change(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
         [gradient_norms] = norms(parameters, gradients, sliced=group["sliced"])
         squares, states = gradient_norms.square(), [self.state[parameter] for parameter in parameters]
         before = torch.stack([state.get("layer_exp_avg_sq", torch.zeros_like(squares[0])) for state in states])
