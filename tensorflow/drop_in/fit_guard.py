@@ -38,7 +38,7 @@ def guarded(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
             yield
             return
         guard = _Guard(model, arguments, listed, process_set)
-        around = [_First(guard), *listed, _Last(guard)]
+        around = guard.around(listed)
         if isinstance(given, keras.callbacks.CallbackList):
             given.callbacks = around
             given.set_model(model)
@@ -108,6 +108,21 @@ class _Guard:
         self._may_run_out = self._may_stop_in_epoch = self._is_compared = False
         self._params: dict[str, Any] = {}
         self._num_batches = self._epoch = 0
+
+    def around(self, callbacks: list[Any]) -> list[Any]:
+        """Return callbacks with one before and one after them, which guard."""
+        first = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: self.compare_plans(first.params or {}),
+            on_epoch_begin=lambda epoch, logs: self.begin_epoch(epoch),
+            on_epoch_end=lambda epoch, logs: self.end_batches(),
+        )
+        last = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: self.compare_start(),
+            on_train_batch_end=lambda batch, logs: self.end_batch(batch),
+            on_epoch_end=lambda epoch, logs: self.end_epoch(),
+            on_train_end=lambda logs: self.end(),
+        )
+        return [first, *callbacks, last]
 
     @property
     def _ranks(self) -> list[int]:
@@ -203,40 +218,3 @@ class _Guard:
             names = f"rank {asked[0]}" if len(asked) == 1 else f"ranks {', '.join(map(str, asked))}"
             print_line(f"allstep: all ranks stop after {moment}, as callbacks of {names} ask{remedy}", sys.stderr)
         self.model.stop_training = bool(np.any(stops))
-
-
-class _First(keras.callbacks.Callback):
-    """Guard before the callbacks of a `fit`."""
-
-    def __init__(self, guard: _Guard) -> None:
-        super().__init__()
-        self._guard = guard
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._guard.compare_plans(self.params or {})
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._guard.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._guard.end_batches()
-
-
-class _Last(keras.callbacks.Callback):
-    """Guard after the callbacks of a `fit`."""
-
-    def __init__(self, guard: _Guard) -> None:
-        super().__init__()
-        self._guard = guard
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._guard.compare_start()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._guard.end_batch(batch)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._guard.end_epoch()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._guard.end()
