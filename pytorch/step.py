@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, SupportsFloat
+from typing import SupportsFloat
 
 import torch
 
@@ -17,15 +17,9 @@ Change = Callable[[int], None]
 """Changes the averaged gradients in place; takes the number of steps taken before this one."""
 
 
-class Backward(Protocol):
-    """Computes the gradients of a batch: `Passes` or `Slices`."""
-
-    def __call__(self, batch: Batch, loss_scale: float, num_steps: int) -> torch.Tensor:
-        """Add up this rank's gradients in the parameters, or on their way to other ranks.
-
-        Returns: the sum of the losses of this rank's samples.
-        """
-        ...
+Backward = Callable[[Batch, float, int], torch.Tensor]
+"""`Passes` or `Slices`: takes a batch, the loss scale and the number of steps taken before; adds up this rank's
+gradients in the parameters, or on their way to other ranks; returns the sum of the losses of this rank's samples."""
 
 
 class Step:
