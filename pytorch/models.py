@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from allstep.common.catalog.losses import LOSSES
-from allstep.common.catalog.networks import (
-    MODELS,
-    WIDE_RESNET_DEPTH,
-    WIDE_RESNET_WIDTH,
-    check_image_size,
-    check_inputs,
-    is_in_both,
-    parsed,
-)
+from allstep.common.catalog.networks import MODELS, build, check_inputs, is_in_both, parsed
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
@@ -57,34 +48,9 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     return Reseed(network), trial, NormCheck(network), *checks
 
 
-def build_model(
-    name: str,
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    depth: int = WIDE_RESNET_DEPTH,
-    width: int = WIDE_RESNET_WIDTH,
-    num_tokens: int = 0,
-) -> nn.Module:
-    """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
-
-    Samples are normalised images, float32 (n, channels, height, width), or texts, int64 (n, length). Raises UserError
-    if the images are too small for the network, or cannot be divided into its patches.
-
-    Args:
-        name: one of `common.catalog.networks.MODELS`.
-        input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
-        depth, width: size of a wide-resnet.
-        num_tokens: size of a text's vocabulary.
-    """
-    if len(input_shape) == 3:
-        check_image_size(name, *input_shape[:2])
-    # Imported on demand: some of these modules import torchvision or timm, which take a second.
-    module = importlib.import_module(f"allstep.pytorch.networks.{MODELS[name].module}")
-    size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
-    if MODELS[name].takes_text:
-        size = {"num_tokens": num_tokens}
-    return module.build(name, input_shape, num_classes, **size)
+def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, **size: int) -> nn.Module:
+    """See `common.catalog.networks.build`."""
+    return build("pytorch", name, input_shape, num_classes, **size)
 
 
 def set_initial_weights(network: nn.Module, config: TrainConfig) -> None:

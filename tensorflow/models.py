@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,7 @@ import numpy as np
 from keras import layers
 
 from allstep.common.catalog.losses import LOSSES
-from allstep.common.catalog.networks import (
-    MODELS,
-    WIDE_RESNET_DEPTH,
-    WIDE_RESNET_WIDTH,
-    check_image_size,
-    check_inputs,
-    is_in_both,
-    parsed,
-)
+from allstep.common.catalog.networks import MODELS, build, check_inputs, is_in_both, parsed
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
@@ -67,35 +58,11 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
 
 
 def build_model(
-    name: str,
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    depth: int = WIDE_RESNET_DEPTH,
-    width: int = WIDE_RESNET_WIDTH,
-    num_tokens: int = 0,
-    precision: str = "float32",
+    name: str, input_shape: tuple[int, ...], num_classes: int, *, precision: str = "float32", **size: int
 ) -> keras.Model:
-    """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
-
-    Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length). Raises UserError
-    if the images are too small for the network, or cannot be divided into its patches.
-
-    Args:
-        name: one of `common.catalog.networks.MODELS`.
-        input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
-        depth, width: size of a wide-resnet.
-        num_tokens: size of a text's vocabulary.
-        precision: precision in which the layers compute: float32, tf32, bf16 or fp16.
-    """
-    if len(input_shape) == 3:
-        check_image_size(name, *input_shape[:2])
+    """See `common.catalog.networks.build`; layers compute in `precision`: float32, tf32, bf16 or fp16."""
     keras.config.set_dtype_policy(_POLICIES[precision])
-    module = importlib.import_module(f"allstep.tensorflow.networks.{MODELS[name].module}")
-    size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
-    if MODELS[name].takes_text:
-        size = {"num_tokens": num_tokens}
-    return module.build(name, input_shape, num_classes, **size)
+    return build("tensorflow", name, input_shape, num_classes, **size)
 
 
 def set_initial_weights(model: keras.Model, config: TrainConfig) -> None:

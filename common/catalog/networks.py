@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,38 @@ def check_image_size(model: str, height: int, width: int) -> None:
             f"expected images whose sides are multiples of {entry.patch_size} pixels for --model {model}, received "
             f"{height} x {width}; use another model"
         )
+
+
+def build(
+    framework: str,
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    depth: int = WIDE_RESNET_DEPTH,
+    width: int = WIDE_RESNET_WIDTH,
+    num_tokens: int = 0,
+) -> Any:
+    """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
+
+    Samples are normalised images, float32 (n, height, width, channels) in TensorFlow and (n, channels, height, width)
+    in PyTorch, or texts, int64 (n, length). Raises UserError if the images are too small for the network, or cannot be
+    divided into its patches.
+
+    Args:
+        name: one of `MODELS`.
+        input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
+        depth, width: size of a wide-resnet.
+        num_tokens: size of a text's vocabulary.
+    """
+    if len(input_shape) == 3:
+        check_image_size(name, *input_shape[:2])
+    # Imported on demand: some of these modules import torchvision or timm, which take a second.
+    module = importlib.import_module(f"allstep.{framework}.networks.{MODELS[name].module}")
+    size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
+    if MODELS[name].takes_text:
+        size = {"num_tokens": num_tokens}
+    return module.build(name, input_shape, num_classes, **size)
 
 
 def check_size(model: str, depth: int, width: int) -> None:
