@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from allstep.common.api.session import BaseSession
+from allstep.common.api.session import BaseSession, flags_of_optimizer
 from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.pytorch import strategies
 from allstep.pytorch.train import session
@@ -25,23 +25,12 @@ _NAMES = {
     torch.optim.RMSprop: "rmsprop",
 }
 """The optimizers whose state has the canonical names of that of `--optimizer`."""
-_MORE_STATE = ("amsgrad", "centered")
-"""Options with which they remember more than that."""
 
 
 def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the flags that tell what an optimizer of torch does, as far as the run looks at them."""
-    name, options = _NAMES.get(type(optimizer), OWN_OPTIMIZER), optimizer.defaults
-    if any(options.get(option) for option in _MORE_STATE) or (name == "rmsprop" and options["momentum"]):
-        name = OWN_OPTIMIZER
     rates = [float(group["lr"]) for group in optimizer.param_groups]
-    # Each group's rate stays in proportion to the first that is not 0.
-    flags = {"optimizer": name, "base_lr": next((rate for rate in rates if rate), 0.0)}
-    if name == OWN_OPTIMIZER:
-        return flags
-    momentum = {"momentum": options["momentum"]} if name == "sgd" else {}
-    name = "nesterov" if options.get("nesterov") else name
-    return {**flags, "optimizer": name, "weight_decay": options.get("weight_decay"), **momentum}
+    return flags_of_optimizer(_NAMES.get(type(optimizer), OWN_OPTIMIZER), rates, optimizer.defaults.get)
 
 
 class Session(BaseSession):

@@ -18,7 +18,7 @@ if "keras" not in sys.modules:
 
 import keras
 
-from allstep.common.api.session import BaseSession
+from allstep.common.api.session import BaseSession, flags_of_optimizer
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.common.launch.placement import find_placement
@@ -30,8 +30,6 @@ from allstep.tensorflow.train import session
 
 # TensorFlow starts when the program makes its model: before the session could give this rank its share of the cores.
 share_cores(find_placement())
-_MORE_STATE = ("amsgrad", "centered")
-"""Options with which an optimizer remembers more than its canonical slots."""
 
 
 def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict[str, Any]:
@@ -57,14 +55,7 @@ def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict
                 "warmup_epochs and decay"
             )
     rates = [float(part.learning_rate) for part in parts(optimizer)]
-    # The rates of optimizers in a MultiOptimizer stay in proportion to the first that is not 0.
-    flags = {"optimizer": name, "base_lr": next((rate for rate in rates if rate), 0.0)}
-    has_momentum = name == "rmsprop" and optimizer.momentum
-    if name == OWN_OPTIMIZER or has_momentum or any(getattr(optimizer, option, False) for option in _MORE_STATE):
-        return {**flags, "optimizer": OWN_OPTIMIZER}
-    momentum = {"momentum": optimizer.momentum} if name == "sgd" else {}
-    name = "nesterov" if getattr(optimizer, "nesterov", False) else name
-    return {**flags, "optimizer": name, "weight_decay": optimizer.weight_decay, **momentum}
+    return flags_of_optimizer(name, rates, lambda option: getattr(optimizer, option, None))
 
 
 class Session(BaseSession):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import PROGRAM, pass_loss
+from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.environment import restored_environment
 from allstep.common.process.exit import run_rank
@@ -104,6 +105,23 @@ class BaseSession:
 
 
 _OF_OPTIMIZERS = ("momentum", "weight_decay", "grad_averaging")
+
+
+def flags_of_optimizer(kind: str, rates: Sequence[float], option: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the flags that tell what an optimizer does, as far as the run looks at them.
+
+    Args:
+        kind: its name in `--optimizer`, or OWN_OPTIMIZER.
+        rates: learning rates of its parts, which stay in proportion to the first that is not 0.
+        option: returns an option by its name, or None.
+    """
+    flags = {"optimizer": OWN_OPTIMIZER, "base_lr": next((rate for rate in rates if rate), 0.0)}
+    # With these options it remembers more than its canonical slots.
+    if kind == OWN_OPTIMIZER or option("amsgrad") or option("centered") or (kind == "rmsprop" and option("momentum")):
+        return flags
+    momentum = {"momentum": option("momentum")} if kind == "sgd" else {}
+    kind = "nesterov" if option("nesterov") else kind
+    return {**flags, "optimizer": kind, "weight_decay": option("weight_decay"), **momentum}
 
 
 class History(Reporter):
