@@ -8,6 +8,7 @@ from typing import SupportsFloat
 import torch
 
 from allstep.common.data.loader import Batch
+from allstep.common.recipe.schedule import rate_factors
 from allstep.common.training.worker import StepResult
 from allstep.pytorch.observer import Observer
 from allstep.pytorch.precision import Precision
@@ -37,7 +38,8 @@ class Step:
         observers: list[Observer],
     ) -> None:
         """`parameters` are all of the network, whether the optimizer has them or not."""
-        self.optimizer, self._parameters, self._factors = optimizer, list(parameters), rate_factors(optimizer)
+        self.optimizer, self._parameters = optimizer, list(parameters)
+        self._factors = rate_factors([float(group["lr"]) for group in optimizer.param_groups])
         self.backward, self.reduction, self.precision = backward, reduction, precision
         self.changes, self.observers = changes, observers
         self.num_steps = 0
@@ -76,16 +78,6 @@ class Step:
 
     def _numbers(self) -> dict[str, SupportsFloat]:
         return {name: read_later(number) for observer in self.observers for name, number in observer.numbers().items()}
-
-
-def rate_factors(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Return each group's learning rate divided by the first that is not 0, which the schedule stands for.
-
-    So groups keep their learning rates relative to each other, as under torch's `LambdaLR`.
-    """
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    reference = next((rate for rate in rates if rate), 0.0)
-    return [rate / reference if reference else 1.0 for rate in rates]
 
 
 def read_later(number: torch.Tensor | float) -> SupportsFloat:

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
+from allstep.common.recipe.schedule import rate_factors
 from allstep.common.training.worker import StepResult
 from allstep.tensorflow.compat import parts
 from allstep.tensorflow.observer import Observer
@@ -41,7 +42,9 @@ class Step:
         changes: Sequence[Change],
         observers: list[Observer],
     ) -> None:
-        self.optimizer, self._rates = optimizer, rate_factors(optimizer)
+        rates: list[Any] = [part.learning_rate for part in parts(optimizer)]
+        factors = rate_factors([float(rate.value.numpy()) for rate in rates])
+        self.optimizer, self._rates = optimizer, list(zip(rates, factors, strict=True))
         self.backward, self.reduction, self.precision = backward, reduction, precision
         self.changes, self.observers = changes, observers
 
@@ -80,14 +83,3 @@ class Step:
         """Set the learning rate of the next step; called in what is traced, once for all devices."""
         for rate, factor in self._rates:
             rate.assign(learning_rate if factor == 1 else learning_rate * factor)
-
-
-def rate_factors(optimizer: keras.Optimizer) -> list[tuple[Any, float]]:
-    """Return the learning rate of each optimizer in `optimizer`, and it divided by the first that is not 0.
-
-    The schedule stands for that one. So optimizers keep their learning rates relative to each other.
-    """
-    rates: list[Any] = [part.learning_rate for part in parts(optimizer)]
-    values = [float(rate.value.numpy()) for rate in rates]
-    reference = next((value for value in values if value), 0.0)
-    return [(rate, value / reference if reference else 1.0) for rate, value in zip(rates, values, strict=True)]

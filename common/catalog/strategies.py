@@ -5,7 +5,13 @@ Each strategy is declared here once, and is a class in a file of `pytorch/strate
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allstep.common.config.train_config import TrainConfig
+    from allstep.common.launch.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,13 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
 FRAMEWORKS = tuple(STRATEGIES)
 TITLES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 """Names of the frameworks in messages."""
+
+
+def create(framework: str, config: TrainConfig, placement: Placement, **options: Any) -> Any:
+    """Return the configured strategy, made with `options` besides; its libraries are imported now and no earlier."""
+    entry = STRATEGIES[framework][config.strategy_name]
+    module = importlib.import_module(f"allstep.{framework}.strategies.{entry.module}")
+    return getattr(module, entry.class_name)(placement, config.parallel, device=config.device, **options)
 
 
 def find_framework(name: str) -> str | None:

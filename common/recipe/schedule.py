@@ -262,3 +262,12 @@ def _expect(holds: bool, expected: str, received: object, advice: str = "correct
     if not holds:
         plain = " ".join(map(str, received)) if isinstance(received, tuple) else received
         raise UserError(f"expected {expected}, received {plain}; {advice}")
+
+
+def rate_factors(rates: Sequence[float]) -> list[float]:
+    """Return each learning rate of an optimizer divided by the first that is not 0, which the schedule stands for.
+
+    So groups of weights keep their learning rates relative to each other, as under torch's `LambdaLR`.
+    """
+    reference = next((rate for rate in rates if rate), 0.0)
+    return [rate / reference if reference else 1.0 for rate in rates]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import shutil
@@ -88,10 +87,8 @@ def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:
 
 
 def create(config: TrainConfig, placement: Placement) -> Strategy:
-    """The configured strategy; its libraries are imported now and no earlier."""
-    entry = registry.STRATEGIES["pytorch"][config.strategy_name]
-    module = importlib.import_module(f"allstep.pytorch.strategies.{entry.module}")
-    return getattr(module, entry.class_name)(placement, config.parallel, device=config.device)
+    """See `common.catalog.strategies.create`."""
+    return registry.create("pytorch", config, placement)
 
 
 def availability(name: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from typing import TYPE_CHECKING
@@ -83,13 +82,10 @@ def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:
 
 
 def create(config: TrainConfig, placement: Placement) -> Strategy:
-    """The configured strategy; its libraries are imported now and no earlier."""
-    entry = registry.STRATEGIES["tensorflow"][config.strategy_name]
-    module = importlib.import_module(f"allstep.tensorflow.strategies.{entry.module}")
-    kind = getattr(module, entry.class_name)
+    """See `common.catalog.strategies.create`."""
     if config.strategy == "parameter-server":  # it watches its processes itself
-        return kind(placement, config.parallel, device=config.device, fault_timeout=config.faults.fault_timeout)
-    return kind(placement, config.parallel, device=config.device)
+        return registry.create("tensorflow", config, placement, fault_timeout=config.faults.fault_timeout)
+    return registry.create("tensorflow", config, placement)
 
 
 def availability(name: str) -> str | None:
