@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +21,11 @@ import numpy as np
 
 from allstep.common.base.digest import digest
 from allstep.common.base.errors import UserError, quote
-from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.loader import Batch
-from allstep.common.exact.environment_fingerprint import processor
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, from_json, to_json
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.files.schema import Mismatch
-from allstep.common.launch.placement import Placement
-from allstep.common.launch.variables import read_num_threads
 from allstep.common.reporting.base import output_dir_errors, write_whole
 
 FOLDER = "trace"
@@ -94,35 +89,6 @@ class Header:
         return min(_MAX_ROWS, max(2, _RING_BYTES // self.row_type.itemsize))
 
 
-def header_of(
-    config: TrainConfig,
-    placement: Placement,
-    activations: Sequence[str],
-    parameters: Sequence[str],
-    *,
-    framework: str,
-    device: str,
-    versions: Mapping[str, str],
-) -> Header:
-    """Return the header of this rank."""
-    return Header(
-        rank=placement.rank,
-        world_size=placement.world_size,
-        local_size=placement.local_size,
-        framework=framework,
-        launcher=placement.launcher,
-        host=platform.node(),
-        processor=processor(),
-        device=device,
-        num_threads=read_num_threads(os.environ),
-        versions={"python": platform.python_version(), **versions},
-        config=config.flat(),
-        slices=config.parallel.num_slices,
-        activations=tuple(activations),
-        parameters=tuple(parameters),
-    )
-
-
 class Recorder:
     """Writes the trace of this rank."""
 
@@ -132,17 +98,17 @@ class Recorder:
         Raises UserError if the folder cannot be written.
         """
         self.header, self._step = header, step
-        files, row_type = _Files(folder, header.rank), header.row_type
+        (header_file, digests), row_type = _files(folder, header.rank), header.row_type
         with output_dir_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             size = header.num_rows * row_type.itemsize
-            if not _goes_on(files, header, size):
-                files.digests.unlink(missing_ok=True)
-            write_whole(files.header, json.dumps(to_json(header)))
-            with open(files.digests, "ab", opener=regular) as stream:
+            if not _goes_on(header_file, digests, header, size):
+                digests.unlink(missing_ok=True)
+            write_whole(header_file, json.dumps(to_json(header)))
+            with open(digests, "ab", opener=regular) as stream:
                 # A full disk is an error here; without this call, writing to the mapped ring would kill the process.
                 os.posix_fallocate(stream.fileno(), 0, size)
-            self._ring = np.memmap(files.digests, row_type, "r+", shape=(header.num_rows,))
+            self._ring = np.memmap(digests, row_type, "r+", shape=(header.num_rows,))
 
     def begin(self, batch: Batch, learning_rate: float) -> np.ndarray:
         """Return the row of the next step, () of the header's type, with step, inputs, targets and rate filled in."""
@@ -171,26 +137,17 @@ OpenRecorder = Callable[[Sequence[str], Sequence[str]], Recorder]
 """Function that takes names of modules and of weights, in the order of the backward pass, and returns a recorder."""
 
 
-@dataclass(frozen=True)
-class _Files:
-    folder: Path
-    rank: int
-
-    @property
-    def header(self) -> Path:
-        return self.folder / f"rank-{self.rank}.json"
-
-    @property
-    def digests(self) -> Path:
-        return self.folder / f"rank-{self.rank}.digests"
+def _files(folder: Path, rank: int) -> tuple[Path, Path]:
+    """Return a rank's files of the header and of the digests."""
+    return folder / f"rank-{rank}.json", folder / f"rank-{rank}.digests"
 
 
-def _goes_on(files: _Files, header: Header, size: int) -> bool:
+def _goes_on(header_file: Path, digests: Path, header: Header, size: int) -> bool:
     """Return whether the files hold rows that this run can continue: with the same columns and number of ranks."""
-    if not (files.header.exists() and files.digests.exists() and files.digests.stat().st_size == size):
+    if not (header_file.exists() and digests.exists() and digests.stat().st_size == size):
         return False
     try:
-        before = _read_header(files.header)
+        before = _read_header(header_file)
     except UserError:
         return False
     return replace(before, config=header.config, versions=header.versions, host=header.host) == header
@@ -222,15 +179,15 @@ def read(output_dir: Path) -> Trace:
             f"expected the output directory of a run with --trace, received {quote(output_dir)}, which has no trace of "
             "rank 0; train with --trace"
         )
-    first = _read_header(_Files(folder, 0).header)
-    headers = [first, *(_read_header(_Files(folder, rank).header) for rank in range(1, first.world_size))]
+    first = _read_header(_files(folder, 0)[0])
+    headers = [first, *(_read_header(_files(folder, rank)[0]) for rank in range(1, first.world_size))]
     for rank, header in enumerate(headers):
         if replace(header, **_OWN, rank=0) != replace(first, **_OWN, rank=0) or header.rank != rank:
             raise UserError(
                 f"expected traces of one run of {first.world_size} ranks in {quote(folder)}, received that of another "
                 f"one for rank {rank}; bring together the files of all hosts"
             )
-    return Trace(tuple(headers), tuple(_read_rows(_Files(folder, h.rank).digests, h) for h in headers))
+    return Trace(tuple(headers), tuple(_read_rows(_files(folder, h.rank)[1], h) for h in headers))
 
 
 _OWN: Mapping[str, Any] = {"host": "", "processor": "", "local_size": 1, "num_threads": None}

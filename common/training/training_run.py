@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
 import signal
 import sys
@@ -29,6 +30,7 @@ from allstep.common.exact import environment_fingerprint, trace
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import Placement
+from allstep.common.launch.variables import read_num_threads
 from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
 from allstep.common.process.output import lasting_output
 from allstep.common.recipe.progress import Progress
@@ -245,14 +247,21 @@ class TrainingRun:
         worker.collectives.barrier()  # rank 0 has moved an earlier run out of the way
 
         def open_recorder(activations: Sequence[str], parameters: Sequence[str]) -> trace.Recorder:
-            header = trace.header_of(
-                self.config,
-                self.placement,
-                activations,
-                parameters,
+            header = trace.Header(
+                rank=self.placement.rank,
+                world_size=self.placement.world_size,
+                local_size=self.placement.local_size,
                 framework=worker.framework,
+                launcher=self.placement.launcher,
+                host=platform.node(),
+                processor=environment_fingerprint.processor(),
                 device=self._device,
-                versions=worker.versions(),
+                num_threads=read_num_threads(os.environ),
+                versions={"python": platform.python_version(), **worker.versions()},
+                config=self.config.flat(),
+                slices=self.config.parallel.num_slices,
+                activations=tuple(activations),
+                parameters=tuple(parameters),
             )
             return trace.Recorder(directory / trace.FOLDER, header, self.progress.step)
 
