@@ -7,7 +7,7 @@ import hashlib
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -15,7 +15,9 @@ from typing import IO, BinaryIO
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.data.datasets.base import ArraySplit
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data.datasets.base import ArraySplit, Dataset
+from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import sha256_of, write_atomically
 from allstep.common.files.npy import check_header
@@ -26,31 +28,42 @@ ARRAY_NAMES = ("train_images", "train_labels", "validation_images", "validation_
 """uint8 (samples, height, width, channels) for images, int64 (samples,) for labels."""
 
 
-def unpack_once(directory: Path, sums: Mapping[str, str], unpack: Callable[[], Arrays]) -> None:
-    """Call `unpack` and write the arrays it returns, unless intact arrays of files with these checksums exist.
+def prepare_arrays(
+    config: DataConfig, files: Sequence[RemoteFile], mirrors: Sequence[str], unpack: Callable[[Path], Arrays]
+) -> None:
+    """Download the files of a data set, and write the arrays that `unpack` makes of their folder, unless they exist.
 
-    Raises UserError if `unpack` does, adding what to do; OSError if the folder cannot be read or written.
+    Raises UserError if a file is unavailable or has the wrong content; OSError if the folder cannot be read or written.
     """
+    directory = config.data_dir / config.dataset
+    sums = fetch(files, directory, mirrors=[config.mirror] if config.mirror else mirrors)
     target = _target(directory, sums)
-    if _is_intact(target):
-        return
-    with one_at_a_time(directory):
-        if not _is_intact(target):  # Another process may have unpacked them while this one waited.
-            try:
-                arrays = unpack()
-            except UserError as error:  # only the user's own files can be wrong, since published ones are checked
-                raise UserError(f"{error}; put the right file there and write {SUMS_NAME} again") from error
-            _write(target, arrays)
+    if not _is_intact(target):
+        with one_at_a_time(directory):
+            if not _is_intact(target):  # Another process may have unpacked them while this one waited.
+                try:
+                    arrays = unpack(directory)
+                except UserError as error:  # only the user's own files can be wrong, since published ones are checked
+                    raise UserError(f"{error}; put the right file there and write {SUMS_NAME} again") from error
+                _write(target, arrays)
+    print_checksum_source(directory)
 
 
-def open_splits(
-    directory: Path, sums: Mapping[str, str], *, image_shape: tuple[int, int, int], num_classes: int
-) -> tuple[ArraySplit, ArraySplit]:
-    """Open the training and the validation split that `unpack_once` has written.
+def load_arrays(
+    config: DataConfig,
+    files: Sequence[RemoteFile],
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Dataset:
+    """Open the data set that `prepare_arrays` has written.
 
     Raises UserError if the arrays do not exist or have the wrong content, OSError if they cannot be read.
     """
-    target = _target(directory, sums)
+    directory = config.data_dir / config.dataset
+    target = _target(directory, expected_sums(files, directory))
     if not (target / SUMS_NAME).exists():
         raise UserError(
             f"expected {target}, received nothing: it is missing on this host; give all ranks of a host the same "
@@ -66,7 +79,7 @@ def open_splits(
                 f"{len(labels)} from {labels.min()} to {labels.max()}; remove {target}"
             )
         splits.append(ArraySplit(images, labels))
-    return splits[0], splits[1]
+    return Dataset(*splits, input_shape=image_shape, num_classes=num_classes, mean=mean, std=std)
 
 
 def _mapped(path: Path, dtype: type, item_shape: tuple[int, ...]) -> np.ndarray:

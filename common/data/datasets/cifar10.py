@@ -18,11 +18,11 @@ from allstep.common.data.datasets.array_cache import (
     Bounded,
     archive_errors,
     check_content_size,
-    open_splits,
-    unpack_once,
+    load_arrays,
+    prepare_arrays,
 )
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
+from allstep.common.data.datasets.download import RemoteFile
 from allstep.common.files.regular_file import regular
 
 NUM_CLASSES = 10
@@ -33,6 +33,8 @@ RECORD_BYTES = 1 + 3 * 32 * 32
 ARCHIVE = "cifar-10-binary.tar.gz"
 # Size and SHA-256 are those of TensorFlow Datasets (url_checksums/cifar10.txt).
 FILES = (RemoteFile(ARCHIVE, 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),)
+# Usual values of the training images.
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
 MEMBERS = {
     "train": tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6)),
@@ -41,28 +43,13 @@ MEMBERS = {
 
 
 def prepare(config: DataConfig) -> None:
-    """Download the archive and unpack it. Raises UserError if the archive is unavailable or has the wrong content."""
-    directory = config.data_dir / "cifar10"
-    sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
-    unpack_once(directory, sums, lambda: unpack(directory / ARCHIVE))
-    print_checksum_source(directory)
+    """Download the archive and unpack it, as `prepare_arrays` does."""
+    prepare_arrays(config, FILES, MIRRORS, lambda directory: unpack(directory / ARCHIVE))
 
 
 def load(config: DataConfig) -> Dataset:
     """Open the arrays that `prepare` has unpacked."""
-    directory = config.data_dir / "cifar10"
-    train, validation = open_splits(
-        directory, expected_sums(FILES, directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
-    )
-    return Dataset(
-        train=train,
-        validation=validation,
-        input_shape=IMAGE_SHAPE,
-        num_classes=NUM_CLASSES,
-        # Usual values of the training images.
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-    )
+    return load_arrays(config, FILES, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES, mean=MEAN, std=STD)
 
 
 def unpack(archive: Path) -> dict[str, np.ndarray]:

@@ -122,7 +122,8 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
     state = unvouched if path.exists() else "is missing"
     failures = []
     for mirror in mirrors:
-        url = _url(mirror, file.name)
+        folder, mark, query = mirror.partition("?")
+        url = f"{folder.rstrip('/')}/{file.name}{mark}{query}"
         quote = redact_url(url)
         print_line(f"Downloading {quote} ({file.num_bytes / 1e6:.1f} MB)", sys.stderr)
         digest = hashlib.sha256()
@@ -140,11 +141,6 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
         f"expected {path}, or a mirror that has it, received neither: it {state} and could not be downloaded "
         f"({'; '.join(failures)}); put {file.name} into {path.parent}, or give a --mirror that has it"
     )
-
-
-def _url(mirror: str, name: str) -> str:
-    folder, mark, query = mirror.partition("?")
-    return f"{folder.rstrip('/')}/{name}{mark}{query}"
 
 
 def _open(url: str, timeout: float) -> BufferedReader | http.client.HTTPResponse:

@@ -16,9 +16,9 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.array_cache import archive_errors, check_content_size, open_splits, unpack_once
+from allstep.common.data.datasets.array_cache import archive_errors, check_content_size, load_arrays, prepare_arrays
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
+from allstep.common.data.datasets.download import RemoteFile
 from allstep.common.files.regular_file import regular
 
 NUM_CLASSES = 10
@@ -65,29 +65,14 @@ MEAN_STD = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 
 
 def prepare(config: DataConfig) -> None:
-    """Download the four files and unpack them. Raises UserError if a file is unavailable or has the wrong content."""
-    directory = config.data_dir / config.dataset
-    mirrors = [config.mirror] if config.mirror else MIRRORS[config.dataset]
-    sums = fetch(FILES[config.dataset], directory, mirrors=mirrors)
-    unpack_once(directory, sums, lambda: unpack(directory))
-    print_checksum_source(directory)
+    """Download the four files and unpack them, as `prepare_arrays` does."""
+    prepare_arrays(config, FILES[config.dataset], MIRRORS[config.dataset], unpack)
 
 
 def load(config: DataConfig) -> Dataset:
     """Open the arrays that `prepare` has unpacked."""
-    directory = config.data_dir / config.dataset
-    train, validation = open_splits(
-        directory, expected_sums(FILES[config.dataset], directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
-    )
-    mean, std = MEAN_STD[config.dataset]
-    return Dataset(
-        train=train,
-        validation=validation,
-        input_shape=IMAGE_SHAPE,
-        num_classes=NUM_CLASSES,
-        mean=(mean,),
-        std=(std,),
-    )
+    files, (mean, std) = FILES[config.dataset], MEAN_STD[config.dataset]
+    return load_arrays(config, files, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES, mean=(mean,), std=(std,))
 
 
 def unpack(directory: Path) -> dict[str, np.ndarray]:
