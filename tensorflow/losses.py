@@ -102,10 +102,6 @@ def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) 
     return tf.reduce_sum(measured) / num_elements
 
 
-def _mse(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.math.squared_difference(outputs, targets)
-
-
 def _mae(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     return tf.abs(outputs - targets)
 
@@ -116,8 +112,9 @@ def _huber(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     return tf.where(apart < 1, tf.square(apart) / 2, apart - 0.5)
 
 
-def _bce(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=outputs)
-
-
-_LOSSES: dict[str, Measure] = {"mse": _mse, "mae": _mae, "huber": _huber, "bce": _bce}
+_LOSSES: dict[str, Measure] = {
+    "mse": tf.math.squared_difference,
+    "mae": _mae,
+    "huber": _huber,
+    "bce": lambda outputs, targets: tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=outputs),
+}

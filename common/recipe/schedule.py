@@ -112,7 +112,8 @@ def make_schedule(
         final_lr: replaces the value of the flag.
     """
     flags = config.schedule
-    ramp = () if flags.follows_noise else tuple(map(_ramp, flags.batch_ramp))
+    steps = () if flags.follows_noise else (text.partition(":") for text in flags.batch_ramp)
+    ramp = tuple((float(epoch), int(factor)) for epoch, _, factor in steps)
     largest = global_batch_size * max([1, *(factor for _, factor in ramp)])
     # The default batch may exceed a small data set on many ranks; an epoch then has one step.
     chosen = flags.batch_size or flags.global_batch_size or flags.drop_last or ramp
@@ -136,11 +137,6 @@ def make_schedule(
         final_lr=flags.final_lr if final_lr is None else final_lr,
         batch_ramp=ramp,
     )
-
-
-def _ramp(text: str) -> tuple[float, int]:
-    epoch, _, factor = text.partition(":")
-    return float(epoch), int(factor)
 
 
 # Bounds of --batch-ramp auto: the noise scale grows by orders of magnitude during training, and an epoch should still

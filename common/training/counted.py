@@ -101,16 +101,8 @@ def _over(one: Any, other: Any) -> np.ndarray:
     return np.divide(one, other, out=np.zeros(np.broadcast(one, other).shape), where=other != 0)
 
 
-def _precision(counts: Counts) -> np.ndarray:
-    return _over(counts["right"], counts["predicted"])
-
-
 def _recall(counts: Counts) -> np.ndarray:
     return _over(counts["right"], counts["actual"])
-
-
-def _f1(counts: Counts) -> np.ndarray:
-    return _over(2 * counts["right"], counts["predicted"] + counts["actual"])
 
 
 def _macro(of_classes: Callable[[Counts], np.ndarray], counts: Counts) -> float:
@@ -132,7 +124,11 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-_OF_CLASSES = {"precision": _precision, "recall": _recall, "f1": _f1}
+_OF_CLASSES: dict[str, Callable[[Counts], np.ndarray]] = {
+    "precision": lambda counts: _over(counts["right"], counts["predicted"]),
+    "recall": _recall,
+    "f1": lambda counts: _over(2 * counts["right"], counts["predicted"] + counts["actual"]),
+}
 BUILT_IN: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
     "accuracy": ("classes", _classes, lambda counts: counts["right"].sum() / counts["actual"].sum()),
     "balanced-accuracy": ("classes", _classes, lambda counts: _recall(counts)[counts["actual"] > 0].mean()),

@@ -115,7 +115,8 @@ def train(config: TrainConfig, build: Callable[[], TrainingRun | None]) -> None:
             if session.train():
                 return
         except Exception as error:
-            if not _says_ranks_are_lost(error):
+            cause = error.__cause__ if type(error) is Fault else error
+            if cause is None or not (isinstance(cause, RanksLost) or is_consequence(cause)):
                 raise
             CONNECTIONS.end()
             _save(commits, config.output, speaks=is_first)
@@ -225,11 +226,6 @@ def _leave_if_cut_off(placement: Placement) -> None:
         socket.create_connection((host, int(port)), timeout=_PATIENCE_SECONDS).close()
     except OSError as error:
         leave(EXIT_FAULT, f"allstep: {rank_name(placement)} stopped: it does not reach horovodrun ({error})")
-
-
-def _says_ranks_are_lost(error: Exception) -> bool:
-    cause = error.__cause__ if type(error) is Fault else error
-    return isinstance(cause, RanksLost) or (cause is not None and is_consequence(cause))
 
 
 def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:

@@ -48,11 +48,9 @@ def compiled_step(train_step: Callable[[Any], dict[str, Any]], data: Any) -> dic
     return metrics
 
 
-@contextlib.contextmanager
-def compiled_updates() -> Iterator[None]:
+def compiled_updates() -> contextlib.AbstractContextManager[None]:
     """Let XLA compile the updates of distributed optimizers with reduced gradients in the block."""
-    with _set(_COMPILES_UPDATES, True):
-        yield
+    return _set(_COMPILES_UPDATES, True)
 
 
 def hand_out(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
