@@ -18,7 +18,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
-from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
+from allstep.common.data.datasets.files import SUMS_NAME, derived, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import sha256_of, write_atomically
 from allstep.common.files.npy import check_header
 from allstep.common.files.regular_file import check_memory, regular
@@ -64,11 +64,7 @@ def load_arrays(
     """
     directory = config.data_dir / config.dataset
     target = _target(directory, expected_sums(files, directory))
-    if not (target / SUMS_NAME).exists():
-        raise UserError(
-            f"expected {target}, received nothing: it is missing on this host; give all ranks of a host the same "
-            "--data-dir"
-        )
+    derived(target / SUMS_NAME)
     splits = []
     for split in ("train", "validation"):
         images = _mapped(target / f"{split}_images.npy", np.uint8, image_shape)

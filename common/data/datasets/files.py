@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -67,10 +67,19 @@ def derived_file(paths: Sequence[Path], config: DataConfig, suffix: str) -> Path
     return config.data_dir / "derived" / f"{hashlib.sha256(made_by.encode()).hexdigest()[:24]}{suffix}"
 
 
-def expect_derived(path: Path) -> None:
-    """Refuse to go on if the file that one rank of each host derives does not exist."""
+def derive_once(target: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` write a file, unless another run has done so."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(target.parent):
+        if not target.exists():
+            make(target)
+
+
+def derived(path: Path) -> Path:
+    """Return a path. Raises UserError if the file, which one rank of each host derives, does not exist."""
     if not path.exists():
         raise UserError(
             f"expected {path}, received nothing: it is missing on this host; give all ranks of a host the same "
             "--data-dir"
         )
+    return path

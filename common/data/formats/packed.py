@@ -12,7 +12,7 @@ from pathlib import Path
 
 from allstep.common.base.errors import UserError, summary
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.files import derived_file, expect_derived, one_at_a_time
+from allstep.common.data.datasets.files import derive_once, derived, derived_file
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.regular_file import regular
 
@@ -32,18 +32,17 @@ def unpack_once(path: Path, config: DataConfig) -> None:
         if opener is None:
             return
         stream.seek(0)
-        target = _target(path, config)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(target.parent):
-            if target.exists():
-                return
-            try:
-                with opener(stream) as source, write_atomically(target) as plain:
-                    shutil.copyfileobj(source, plain, 2**20)
-            except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
-                raise UserError(
-                    f"expected a whole file in {path}, received a damaged one ({summary(error)}); write it again"
-                ) from error
+
+        def unpack(target: Path) -> None:
+            with opener(stream) as source, write_atomically(target) as plain:
+                shutil.copyfileobj(source, plain, 2**20)
+
+        try:
+            derive_once(_target(path, config), unpack)
+        except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+            raise UserError(
+                f"expected a whole file in {path}, received a damaged one ({summary(error)}); write it again"
+            ) from error
 
 
 def unpacked(path: Path, config: DataConfig) -> Path:
@@ -54,9 +53,7 @@ def unpacked(path: Path, config: DataConfig) -> Path:
     with open(path, "rb", opener=regular) as stream:
         if stream.read(3) not in _OPENERS:
             return path
-    target = _target(path, config)
-    expect_derived(target)
-    return target
+    return derived(_target(path, config))
 
 
 def _target(path: Path, config: DataConfig) -> Path:

@@ -6,11 +6,12 @@ which ranks map into memory and read in any order.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.files import derived_file, expect_derived, one_at_a_time
+from allstep.common.data.datasets.files import derive_once, derived, derived_file
 from allstep.common.data.formats.arrow_table import arrow_errors, load_tables
 from allstep.common.data.formats.parts import choose_fields, find_parts
 from allstep.common.data.images.encoded import require
@@ -33,7 +34,8 @@ def prepare(config: DataConfig) -> None:
     passed = PassedOver()
     for paths in find_parts(config, _SUFFIXES, passed, companions=_COMPANIONS):
         for path in paths:
-            _unpack_once(path, config)
+            with arrow_errors(path):
+                derive_once(_target(path, config), functools.partial(_unpack, path, config))
     passed.tell(config.dataset)
 
 
@@ -44,24 +46,15 @@ def load(config: DataConfig) -> Dataset:
     """
     require("pyarrow", "pyarrow", config)
     train, validation = find_parts(config, _SUFFIXES, PassedOver(), companions=_COMPANIONS)
-    return load_tables(config, [_unpacked(path, config) for path in train], [_unpacked(p, config) for p in validation])
+    unpacked = ([derived(_target(path, config)) for path in paths] for paths in (train, validation))
+    return load_tables(config, *unpacked)
 
 
-def _unpacked(path: Path, config: DataConfig) -> Path:
-    target = derived_file([path], config, ".arrow")
-    expect_derived(target)
-    return target
+def _target(path: Path, config: DataConfig) -> Path:
+    return derived_file([path], config, ".arrow")
 
 
-def _unpack_once(path: Path, config: DataConfig) -> None:
-    target = derived_file([path], config, ".arrow")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(target.parent), arrow_errors(path):
-        if not target.exists():
-            _unpack(path, target, config)
-
-
-def _unpack(path: Path, target: Path, config: DataConfig) -> None:
+def _unpack(path: Path, config: DataConfig, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 

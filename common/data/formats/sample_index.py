@@ -16,7 +16,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError, summary
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.files import derived_file, expect_derived, one_at_a_time
+from allstep.common.data.datasets.files import derive_once, derived, derived_file
 from allstep.common.data.passed_over import PassedOver
 from allstep.common.files import strict_json
 from allstep.common.files.disk import write_atomically
@@ -103,28 +103,28 @@ def build_index(
     Raises UserError if `scan` does, or a sample is of another kind than the first one; OSError if the folder of data
     sets cannot be written.
     """
-    target, counts = derived_file(paths, config, _SUFFIX), derived_file(paths, config, _PASSED_SUFFIX)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(target.parent):
-        if not target.exists():
-            passed = PassedOver()
-            records = np.concatenate(list(_blocks(paths, lambda path: scan(path, passed))))
-            with write_atomically(counts) as stream:
-                stream.write(json.dumps(to_json(passed)).encode())
-            with write_atomically(target) as stream:
-                np.save(stream, records, allow_pickle=False)
-        try:
-            return from_json(PassedOver, strict_json.loads(read_regular(counts, maximum=_MAX_COUNTS_BYTES)), "counts")
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"expected counts of what was passed over in {counts}, received {summary(error)}; remove its folder"
-            ) from error
+    counts = derived_file(paths, config, _PASSED_SUFFIX)
+
+    def build(target: Path) -> None:
+        passed = PassedOver()
+        records = np.concatenate(list(_blocks(paths, lambda path: scan(path, passed))))
+        with write_atomically(counts) as stream:
+            stream.write(json.dumps(to_json(passed)).encode())
+        with write_atomically(target) as stream:
+            np.save(stream, records, allow_pickle=False)
+
+    derive_once(derived_file(paths, config, _SUFFIX), build)
+    try:
+        return from_json(PassedOver, strict_json.loads(read_regular(counts, maximum=_MAX_COUNTS_BYTES)), "counts")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"expected counts of what was passed over in {counts}, received {summary(error)}; remove its folder"
+        ) from error
 
 
 def open_index(paths: Sequence[Path], config: DataConfig) -> SampleIndex:
     """Open the index that `build_index` has written. Raises UserError if there is no index of these files."""
-    target = derived_file(paths, config, _SUFFIX)
-    expect_derived(target)
+    target = derived(derived_file(paths, config, _SUFFIX))
     return SampleIndex(paths, np.load(target, mmap_mode="r", allow_pickle=False))
 
 
