@@ -62,7 +62,7 @@ class StepsInFlight:
         """Start the clock of the epoch.
 
         Args:
-            most: number of steps that may be in flight while the next one is prepared.
+            maximum: number of steps that may be in flight while the next one is prepared.
             num_parts: see `Worker`.
             on_result: called with each step and the sum of its losses, in order.
         """

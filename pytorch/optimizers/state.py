@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,22 +26,6 @@ Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
 _SLOT_NAMES = {"momentum": "momentum_buffer", "sum_of_squares": "sum"}
 
 
-class OptimizerState(Protocol):
-    """The part of a checkpoint whose names begin with `optimizer/`."""
-
-    def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
-        """Yield name and shape of all that `export` yields after the first step, for all weights of a network."""
-        ...
-
-    def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what this rank remembers of its weights after `num_steps` steps."""
-        ...
-
-    def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
-        """Restore what `arrays` has of it."""
-        ...
-
-
 class CanonicalSlots:
     """The state of the suite's optimizers: one array a weight and slot, and for each weight the steps it counted."""
 
@@ -56,6 +40,7 @@ class CanonicalSlots:
         self._counts_steps = not isinstance(optimizer, torch.optim.SGD)  # nor do LARS and NovoGrad, which derive of it
 
     def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
+        """Yield name and shape of all that `export` yields after the first step, for all weights of a network."""
         for name, parameter in named:
             for slot in self._slots_of(parameter) if can_train(parameter) else ():
                 yield f"optimizer/{name}/{slot}", ArrayShape(()) if slot in LAYER_SLOTS else array_shape(parameter)
@@ -63,6 +48,7 @@ class CanonicalSlots:
                 yield f"optimizer/{name}/step", ArrayShape((), optional=True)
 
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what this rank remembers of its weights after `num_steps` steps."""
         for name, parameter in named:
             if not can_train(parameter):
                 continue
@@ -78,6 +64,7 @@ class CanonicalSlots:
                 yield f"optimizer/{name}/step", torch.tensor(count)
 
     def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
+        """Restore what `arrays` has of it."""
         # PyTorch's other optimizers read it on the host, and would wait for the GPU in each step.
         group = self._optimizer.param_groups[0]
         step_device = self._device if group.get("fused") or group.get("capturable") else None
@@ -102,7 +89,7 @@ class CanonicalSlots:
 class OwnState:
     """The state of any torch optimizer, by its own names: tensors and numbers of each weight, numbers of each group.
 
-    Which these are shows in a step without gradients, which is taken back.
+    Which these are shows in a step without gradients, which is taken back. The methods are those of `CanonicalSlots`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -184,6 +171,8 @@ class OwnState:
                     self._optimizer.param_groups[number][option] = type(like)(array.item())
 
 
+OptimizerState = CanonicalSlots | OwnState
+"""The part of a checkpoint whose names begin with `optimizer/`."""
 _GROUP = "param_groups."
 
 
