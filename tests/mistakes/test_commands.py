@@ -140,8 +140,7 @@ COMMANDS = {
 
 BENCHMARKS = {
     "benchmarks.session --rounds 0": ("--rounds to be at least 1", "0"),
-    f"benchmarks.slices --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
-    "benchmarks.slices --parts trase": ("--parts to be one of", "trase"),
+    f"benchmarks.session --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
     "benchmarks.startup --rounds many": ("--rounds to be a whole number", "many"),
     "benchmarks.startup --controller nccl": ("--controller to be one of", "nccl"),
     "benchmarks.startup --unmodified ''": ("--unmodified to be a path", "''"),
