@@ -22,8 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from allstep.benchmarks.gpu.speed import write_images
 from allstep.benchmarks.handwritten.trained import BATCH_SIZE, IMAGE_SIZE
 from allstep.benchmarks.runner import benchmark
 from allstep.commands.shared.measure import compared, interleaved, job, median_difference, run
@@ -35,19 +34,6 @@ _FLAGS = {"--pictures": {"type": whole(32, 100_000), "default": 600, "help": "JP
 _FEW = BATCH_SIZE
 _METRICS = ("accuracy", "top-2", "f1", "confusion-matrix")
 _NUM_PREDICTIONS = 30
-
-
-def write_pictures(folder: Path, number: int) -> None:
-    """Write smooth JPEG files of 500 x 375 pixels with some noise, in four class folders."""
-    from PIL import Image
-
-    random = np.random.default_rng(0)
-    for index in range(number):
-        smooth = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((500, 375))
-        noisy = np.asarray(smooth) + random.normal(0, 8, (375, 500, 3))
-        path = folder / f"class{index % 4}" / f"{index:06}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 
 
 def write_run(folder: Path, output: Path) -> Path:
@@ -75,7 +61,8 @@ def rates(folder: Path, trained: Path, number: int) -> dict[str, Callable[[], fl
         return job("allstep.commands.cli", "evaluate", trained, "--split", part, num_ranks=ranks)
 
     def by_hand(part: str) -> list[str]:
-        return job("allstep.benchmarks.handwritten.trained", folder / part, trained / "checkpoints", num_ranks=None)
+        pictures = folder / {"train": "train", "validation": "val"}[part]
+        return job("allstep.benchmarks.handwritten.trained", pictures, trained / "checkpoints", num_ranks=None)
 
     return {
         "evaluate": rate(ours),
@@ -147,11 +134,10 @@ def inside(program: str, *arguments: object) -> list[float]:
 def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
     """Return the rows and the samples of each round."""
     pictures = folder / "pictures"
-    write_pictures(pictures / "train", _FEW)
-    write_pictures(pictures / "validation", flags.pictures)
+    write_images(pictures, _FEW, flags.pictures)
     small, large = (write_run(pictures, folder / name) for name in ("resnet18", "resnet50"))
     speed = interleaved(rates(pictures, small, flags.pictures), flags.rounds)
-    picture = pictures / "train" / "class0" / "000000.jpg"
+    picture = pictures / "train" / "class0" / "0.jpg"
     metrics = list(zip(*(inside("time_metrics", small) for _ in range(flags.rounds)), strict=True))
     load, predict, bare = zip(*(inside("time_load", large, picture) for _ in range(flags.rounds)), strict=True)
     rows = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from allstep.benchmarks.gpu import synchronisation
 from allstep.benchmarks.gpu.effort import Effort
 from allstep.commands.parity import command as parity
+from allstep.commands.shared.launchers import train_command
 from allstep.commands.shared.measure import job, largest_relative_difference
 from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.runs import Events, read_events
@@ -90,17 +91,12 @@ def equal_bits(effort: Effort, folder: Path) -> Trial:
             for framework, value in differ.items()
         ]
 
-    commands = [
-        job(
-            f"allstep.{framework}.train",
-            *("--dataset", "synthetic", "--synthetic-shape", 32, 32, 3),
-            *("--synthetic-samples", batch * effort.deterministic_steps, "--batch-size", batch, "--epochs", 1),
-            *("--model", "resnet18", "--precision", "bf16", "--deterministic"),
-            *("--strategy", "single", "--device", effort.device, "--output-dir", output),
-            num_ranks=None,
-        )
-        for (framework, _), output in outputs.items()
-    ]
+    flags = (
+        *("--dataset", "synthetic", "--synthetic-shape", 32, 32, 3),
+        *("--synthetic-samples", batch * effort.deterministic_steps, "--batch-size", batch, "--epochs", 1),
+        *("--model", "resnet18", "--precision", "bf16", "--deterministic"),
+    )
+    commands = [_single(framework, effort.device, output, *flags) for (framework, _), output in outputs.items()]
     return Trial(commands, figures)
 
 
@@ -127,13 +123,9 @@ def half_precision(effort: Effort, folder: Path) -> Trial:
             for framework in FRAMEWORKS
         ]
 
+    flags = ("--dataset", "digits", "--model", "cnn", "--epochs", 3, "--precision")
     commands = [
-        job(
-            f"allstep.{framework}.train",
-            *("--dataset", "digits", "--model", "cnn", "--epochs", 3, "--precision", precision),
-            *("--strategy", "single", "--device", effort.device, "--output-dir", output),
-            num_ranks=None,
-        )
+        _single(framework, effort.device, output, *flags, precision)
         for (framework, precision), output in outputs.items()
     ]
     return Trial(commands, figures)
@@ -158,13 +150,14 @@ def synchronisations(effort: Effort, folder: Path) -> Trial:
 
 
 def _curve(framework: str, device: str, output: Path, effort: Effort, *flags: str) -> list[str]:
-    return job(
-        f"allstep.{framework}.train",
-        *(*parity.DATA_FLAGS, *parity.SGD, "--momentum", 0.9, "--seed", parity.SEED),
-        *("--epochs", effort.exact_epochs, "--log-every", 1, "--precision", "float32"),
-        *("--strategy", "single", "--device", device, "--output-dir", output, *flags),
-        num_ranks=None,
-    )
+    recipe = (*parity.DATA_FLAGS, *parity.SGD, "--momentum", 0.9, "--seed", parity.SEED)
+    epochs = ("--epochs", effort.exact_epochs, "--log-every", 1, "--precision", "float32")
+    return _single(framework, device, output, *recipe, *epochs, *flags)
+
+
+def _single(framework: str, device: str, output: Path, *flags: object) -> list[str]:
+    given = ("--device", device, "--output-dir", output, *flags)
+    return train_command(framework, "single", 1, given)
 
 
 def _apart(what: str, ours: Path, reference: Path) -> Figure:

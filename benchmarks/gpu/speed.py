@@ -5,7 +5,6 @@ They thus have the same clocks and temperature, and compile at the same time. Ou
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ from allstep.benchmarks.gpu.effort import Effort
 from allstep.commands.shared.measure import compared, epoch_rates, job, median_ratio, run
 from allstep.commands.shared.records.figures import Figure, missing
 from allstep.commands.shared.records.files import read_json
+from allstep.commands.shared.records.measured import Measured
 from allstep.commands.shared.turns import Launch, run_in_turn
 
 WIDTH, HEIGHT = 500, 375
@@ -29,12 +29,12 @@ NUM_CLASSES = 10
 VALIDATION_SHARE = 20  # training images per validation image
 
 
-def write_images(folder: Path, number: int) -> None:
-    """Write `number` training images and their validation images under folder/train and folder/val, by class."""
+def write_images(folder: Path, number: int, num_validation: int | None = None) -> None:
+    """Write training images under folder/train and validation images, a few by default, under folder/val, by class."""
     for split in ("train", "val"):
         for label in range(NUM_CLASSES):
             (folder / split / f"class{label}").mkdir(parents=True)
-    last = number + max(NUM_CLASSES, number // VALIDATION_SHARE)
+    last = number + (num_validation or max(NUM_CLASSES, number // VALIDATION_SHARE))
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(partial(_write, folder, number), range(last), chunksize=32))
 
@@ -77,14 +77,10 @@ def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder:
     rates = {}
     for name, outcome in zip(commands, outcomes, strict=True):
         if outcome.status == "ok":
-            rates[name] = _rates(json.loads(outputs[name].read_text()))
+            rates[name] = [block.images_per_second for block in read_json(Measured, outputs[name]).blocks]
         else:
             print(f"{name}: {outcome.reason}\n{outcome.log}", file=sys.stderr)
     return rates
-
-
-def _rates(measured: dict) -> list[float]:
-    return [block["num_images"] / max(block["seconds_by_rank"]) for block in measured["blocks"]]
 
 
 def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Figure:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allstep.commands.shared import turns
+from allstep.commands.shared.records.files import write_json
+from allstep.commands.shared.records.measured import Block, Measured
 
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
@@ -51,5 +52,5 @@ def time_blocks(flags: argparse.Namespace, step: Callable[[], object], wait: Cal
         seconds.append(time.perf_counter() - started)
     wait_for_turn()
     num_images = flags.batch_size * flags.num_batches_per_iter
-    blocks = [{"num_images": num_images, "seconds_by_rank": [one]} for one in seconds]
-    flags.output.write_text(json.dumps({"blocks": blocks}))
+    blocks = tuple(Block(num_images, (one,)) for one in seconds)
+    write_json(flags.output, Measured(blocks, (), first_step_at=None, epochs=None))
