@@ -11,98 +11,43 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.version import VERSION
 from allstep.common.process.exit import run_rank
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command of `allstep`."""
-
-    module: str
-    """Module whose `main` takes the arguments that follow the command."""
-    summary: str
-    """One line for `allstep --help`."""
-
-
 COMMANDS = {
-    "compare": Command(
-        "allstep.commands.compare.command",
-        "Compare frameworks and strategies on this machine: speed, scaling, time to accuracy, memory, start-up.",
+    "compare": "Compare frameworks and strategies on this machine: speed, scaling, time to accuracy, memory, start-up.",
+    "hosts": "Check a job's hosts, convert them between launcher notations, and print each launcher's start command.",
+    "doctor": (
+        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; print a fix for each fault."
     ),
-    "hosts": Command(
-        "allstep.commands.hosts.command",
-        "Check a job's hosts, convert them between launcher notations, and print each launcher's start command.",
+    "horovod": "Build and install Horovod for the frameworks of this environment, or check the installed one.",
+    "launch": "Write or submit a Slurm batch script that saves before its time limit, requeues itself, and resumes.",
+    "parity": "Train the same network in both frameworks on 1, 2 and 4 ranks; print how far the results differ.",
+    "forecast": (
+        "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate it on runs of yours."
     ),
-    "doctor": Command(
-        "allstep.commands.doctor.command",
-        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; print a fix for each fault.",
+    "collectives": (
+        "Measure all-reduce and other collectives in MPI, Horovod, torch and TensorFlow; recommend Horovod settings."
     ),
-    "horovod": Command(
-        "allstep.commands.horovod.command",
-        "Build and install Horovod for the frameworks of this environment, or check the installed one.",
+    "timeline": "Break down the time in a Horovod timeline: negotiation, queue, reduction, and overlap.",
+    "report": "Write report.html and report.md from results of the other commands, benchmarks and training runs.",
+    "study": "Run a study of large batches, optimizers or strategies; report whether it agrees with the literature.",
+    "prove": "Check any distributed training script: are the ranks in sync, and if not, which line is wrong?",
+    "bisect": (
+        "Find where two runs with --trace diverge: first step, tensor and rank; run that step again on both sides."
     ),
-    "launch": Command(
-        "allstep.commands.launch.command",
-        "Write or submit a Slurm batch script that saves before its time limit, requeues itself, and resumes.",
+    "tune": "Search for the flags that train best, trial by trial, under any launcher; resume after a kill.",
+    "evaluate": (
+        "Evaluate a trained network under any launcher: loss, metrics, and predictions of each sample or picture."
     ),
-    "parity": Command(
-        "allstep.commands.parity.command",
-        "Train the same network in both frameworks on 1, 2 and 4 ranks; print how far the results differ.",
-    ),
-    "forecast": Command(
-        "allstep.commands.forecast.command",
-        "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate it on runs of yours.",
-    ),
-    "collectives": Command(
-        "allstep.commands.collectives.command",
-        "Measure all-reduce and other collectives in MPI, Horovod, torch and TensorFlow; recommend Horovod settings.",
-    ),
-    "timeline": Command(
-        "allstep.commands.timeline.command",
-        "Break down the time in a Horovod timeline: negotiation, queue, reduction, and overlap.",
-    ),
-    "report": Command(
-        "allstep.commands.report.command",
-        "Write report.html and report.md from results of the other commands, benchmarks and training runs.",
-    ),
-    "study": Command(
-        "allstep.commands.study.command",
-        "Run a study of large batches, optimizers or strategies; report whether it agrees with the literature.",
-    ),
-    "prove": Command(
-        "allstep.commands.prove.command",
-        "Check any distributed training script: are the ranks in sync, and if not, which line is wrong?",
-    ),
-    "bisect": Command(
-        "allstep.commands.bisect.command",
-        "Find where two runs with --trace diverge: first step, tensor and rank; run that step again on both sides.",
-    ),
-    "tune": Command(
-        "allstep.commands.tune.command",
-        "Search for the flags that train best, trial by trial, under any launcher; resume after a kill.",
-    ),
-    "evaluate": Command(
-        "allstep.commands.evaluate.command",
-        "Evaluate a trained network under any launcher: loss, metrics, and predictions of each sample or picture.",
-    ),
-    "export": Command(
-        "allstep.commands.export.command",
-        "Export a trained network to PyTorch, ONNX, Keras or TensorFlow; check it there; write a model card.",
-    ),
-    "difficulty": Command(
-        "allstep.commands.difficulty.command",
-        "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",
-    ),
-    "soak": Command(
-        "allstep.commands.soak.command",
-        "Kill training at random moments, resume it, and check that the result is as without a kill.",
-    ),
+    "export": "Export a trained network to PyTorch, ONNX, Keras or TensorFlow; check it there; write a model card.",
+    "difficulty": "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",
+    "soak": "Kill training at random moments, resume it, and check that the result is as without a kill.",
 }
+"""Line of each command in `allstep --help`; `main` in commands/NAME/command.py takes the words after its name."""
 
 ALIASES = {"predict": "forecast"}
 """Former names of commands, accepted for one release."""
@@ -135,12 +80,12 @@ def call(arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         advice = f"did you mean {near[0]}?" if near else "see allstep --help"
         raise UserError(f"expected one of the commands {', '.join(COMMANDS)}, received {quote(name)}; {advice}")
-    importlib.import_module(COMMANDS[name].module).main(rest)
+    importlib.import_module(f"allstep.commands.{name}.command").main(rest)
 
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
             "usage: allstep COMMAND [FLAGS]     (allstep COMMAND --help lists a command's flags; --version)",

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -96,8 +95,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what, compilations=compilations)
     fields = [item.name for item in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(flags, name) for name in fields})
-    # So that jobs, which have sessions of their own, end with this process.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     load = os.getloadavg()[0]
     if load > BUSY:
         warn(f"this machine has other work (load {load:.1f}): figures suffer, most of all those of several ranks")

@@ -7,7 +7,6 @@ import itertools
 import shlex
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
@@ -57,7 +56,7 @@ class Comparison:
         self._num_rounds, self._time_limit, self._command = num_rounds, time_limit, command
         self._oversubscribe = oversubscribe
         self._machine = machine.describe(REPOSITORY, threads_per_rank=settings.threads_per_rank)
-        self._created = _now()
+        self._created = files.now()
         if earlier := _read(ComparisonResult, directory / SUMMARY):
             self._check_same(earlier)
             self._created = earlier.created
@@ -138,7 +137,7 @@ class Comparison:
         first_framework = self._cells[0].framework
         summary = ComparisonResult(
             created=self._created,
-            updated=_now(),
+            updated=files.now(),
             finished=finished,
             command=self._command,
             settings=self._settings,
@@ -291,7 +290,3 @@ def _identity(environment: machine.Environment) -> dict[str, object]:
         "commit": environment.git and environment.git.commit,
         "variables": environment.variables,
     }
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

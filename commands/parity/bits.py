@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.shared.launchers import LAUNCHERS, start
-from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.measure import run
 from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.records.runs import FILE
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.common.base.errors import Fault
 from allstep.common.catalog.strategies import STRATEGIES
 
 _LAUNCHERS: dict[str, tuple[str | None, ...]] = {
@@ -107,10 +106,7 @@ def train(placement: Place, flags: Sequence[object]) -> Digests:
     with scratch_folder("parity") as output_dir:
         words = (*start(placement.launcher, placement.num_ranks), "-m", f"allstep.{placement.framework}.train")
         given = ("--strategy", placement.strategy, *own, *_FLAGS, "--output-dir", output_dir, *flags)
-        try:
-            run([*words, *map(str, given)])
-        except BenchmarkFailed as error:
-            raise Fault(str(error)) from None
+        run([*words, *map(str, given)])
         return digests_of(Path(output_dir))
 
 

@@ -43,10 +43,9 @@ from pathlib import Path
 from allstep.commands.parity import bits
 from allstep.commands.parity.curves import Curve, Difference, apart, largest, largest_of, read_curve
 from allstep.commands.shared.launchers import train_command
-from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.measure import run
 from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.common.base.errors import Fault
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, one_of, whole
 from allstep.common.catalog.networks import check_frameworks, model_name
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES, strategy_names
@@ -201,10 +200,7 @@ def train(
             *("--device", device, "--deterministic"),  # without it, the order of sums on GPUs varies
             *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),
         )
-        try:
-            run(train_command(framework, strategy, num_ranks, flags))
-        except BenchmarkFailed as error:
-            raise Fault(str(error)) from None
+        run(train_command(framework, strategy, num_ranks, flags))
         return read_curve(Path(output_dir), num_steps)
 
 

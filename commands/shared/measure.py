@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TextIO
 
@@ -23,11 +22,12 @@ from allstep.commands.shared.launchers import start
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.figures import BenchmarkResult, Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
+from allstep.common.base.errors import Fault
 
 JOB_SECONDS = 600
 
 
-class BenchmarkFailed(Exception):
+class BenchmarkFailed(Fault):
     """Raised if a job of the benchmark failed; the message has its output."""
 
 
@@ -146,7 +146,7 @@ def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -
     result = BenchmarkResult(
         figures=tuple(figures),
         samples=samples,
-        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        time=files.now(),
         load_average=os.getloadavg(),
         num_cores=len(os.sched_getaffinity(0)),
     )

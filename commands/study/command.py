@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,8 +41,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     matrix = variants(description, flags.framework, trainer_flags)
     by_horovod = any(one.strategy == "horovod" for one in matrix)
     need_frameworks({one.framework for one in matrix}, horovod=by_horovod, by="allstep study")
-    # So that jobs, which have sessions of their own, end with this process.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     max_ranks = max(variant.num_ranks for variant in matrix)
     fitting = min(_MAX_AT_ONCE, max(1, len(os.sched_getaffinity(0)) // max_ranks))
     at_once = flags.at_once or (1 if description.alone else fitting)

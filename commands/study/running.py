@@ -9,7 +9,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 from allstep.commands.shared.jobs import Outcome, run_jobs
@@ -37,8 +36,8 @@ def begin(
         variants={one.name: tuple(map(str, one.command(0, Path(), landscape=False))) for one in variants},
         seeds=seeds,
         command=command,
-        created=_now(),
-        updated=_now(),
+        created=files.now(),
+        updated=files.now(),
         num_cores=len(os.sched_getaffinity(0)),
         runs=(),
     )
@@ -80,7 +79,7 @@ def run_lacking(
         for number, outcome in run_jobs(commands, at_once=at_once, time_limit=time_limit, num_threads=num_threads):
             (variant, seed), placement = lacking[number], places[number]
             run = _ended(variant, seed, placement, outcome, result.description.measures)
-            result = dataclasses.replace(result, updated=_now(), runs=(*result.runs, run))
+            result = dataclasses.replace(result, updated=files.now(), runs=(*result.runs, run))
             files.write(directory / SUMMARY, result)
             for folder in (placement, *placement.glob("previous-*")):  # of runs that an earlier call did not finish
                 remove_all(folder / "checkpoints")
@@ -110,7 +109,3 @@ def _last(run: StudyRun, measure: str) -> str:
 
 def _folder(variant: str, seed: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', variant).strip('-')}-seed-{seed}"
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

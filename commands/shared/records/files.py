@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -38,6 +39,11 @@ ResultT = TypeVar("ResultT", bound=Result)
 def command(name: str, argv: Sequence[str] | None) -> str:
     """Return the shell line that repeats a command of `allstep` with the arguments of its `main`."""
     return shlex.join(["allstep", name, *(sys.argv[1:] if argv is None else argv)])
+
+
+def now() -> str:
+    """Return the time as results have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def write_json(path: Path, record: Any) -> None:
