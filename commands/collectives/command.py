@@ -23,15 +23,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import signal
 import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings, is_horovod
+from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings
 from allstep.commands.collectives.section import table_of
 from allstep.commands.forecast.networks import known_networks
 from allstep.commands.shared.jobs import Outcome, environment, run_job
@@ -76,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     samples: dict[str, list[list[tuple[RankRow, ...]]]] = {name: [] for name in flags.backends}
     missing: dict[str, tuple[str, ...]] = {}
     failures: dict[str, str] = {}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the ranks end with this process
     for number in range(flags.rounds):
         for name in flags.backends:
             if name in failures:
@@ -100,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     costs = horovod_settings.costs_of(rows)
     recommendation = horovod_settings.recommend(costs, flags.network, flags.step_ms) if costs else None
     result = CollectivesResult(
-        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        time=files.now(),
         command=files.command("collectives", argv),
         ranks=flags.ranks,
         rounds=flags.rounds,
@@ -206,7 +203,7 @@ def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
     """Return Horovod's all-reduce bandwidth over mpi4py's at each size, for the fastest passes and for the medians."""
     reduced = [row for row in rows if row.collective == "all-reduce"]
     mpis = {row.bytes: row for row in reduced if row.backend == "mpi4py"}
-    pairs = [(row, mpis[row.bytes]) for row in reduced if is_horovod(row.backend) and row.bytes in mpis]
+    pairs = [(row, mpis[row.bytes]) for row in reduced if BACKENDS[row.backend].is_horovod and row.bytes in mpis]
     return [
         OverMpi(row.backend, row.bytes, row.bus_bandwidth / mpi.bus_bandwidth, mpi.median_seconds / row.median_seconds)
         for row, mpi in pairs

@@ -28,6 +28,16 @@ class Operation:
     """Number of times that one run moves the data, one after the other."""
 
 
+def returning(call: Callable[[], Any]) -> Operation:
+    """Return the operation of a call that returns a tensor with the result."""
+    last = []
+
+    def run() -> None:
+        last[:] = [call()]
+
+    return Operation(run, lambda: last[0].numpy())
+
+
 @dataclass(frozen=True)
 class Library:
     """Module, class and launcher of a backend."""
@@ -37,7 +47,7 @@ class Library:
     name: str
     """Name of the class in that module."""
     launcher: str
-    """Key in `harness.launchers.LAUNCHERS`."""
+    """Key in `launchers.LAUNCHERS`."""
     packages: tuple[str, ...] = ()
     """Packages that it needs, by their import names."""
     is_horovod: bool = False
@@ -54,11 +64,6 @@ BACKENDS = {
     "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun", ("torch",)),
     "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi", ("tensorflow", "horovod")),
 }
-
-
-def is_horovod(name: str) -> bool:
-    """Return whether the backend is Horovod, in either framework."""
-    return BACKENDS[name].is_horovod
 
 
 def create(name: str) -> Any:

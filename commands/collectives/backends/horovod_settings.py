@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from allstep.commands.collectives.backends import is_horovod
+from allstep.commands.collectives.backends import BACKENDS
 from allstep.commands.forecast.forecast import gradients
 from allstep.commands.forecast.networks import known_networks
 from allstep.commands.forecast.simulation import MIB, Fusion, simulate
@@ -48,7 +48,7 @@ def costs_of(rows: Sequence[Row]) -> Costs | None:
 
     Of two frameworks, the costs are those of the faster one: a call in TensorFlow also waits for the next cycle.
     """
-    horovod = [row for row in rows if is_horovod(row.backend) and row.collective == "all-reduce"]
+    horovod = [row for row in rows if BACKENDS[row.backend].is_horovod and row.collective == "all-reduce"]
     copies = [row for row in rows if row.backend == "memcpy"]
     if len({row.bytes for row in horovod}) < 2 or not copies:
         return None

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from allstep.commands.collectives.backends import Operation
+from allstep.commands.collectives.backends import Operation, returning
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.lean_import import lean_import
@@ -69,10 +69,5 @@ class HorovodTensorFlow:
 
 def _compiled(array: np.ndarray, call: Callable[[tf.Tensor], Any]) -> Operation:
     """Return the operation of a call, in a graph that is traced at its first run."""
-    buffer, last = tf.constant(array), []
-    compiled = tf.function(call)
-
-    def run() -> None:
-        last[:] = [compiled(buffer)]
-
-    return Operation(run, lambda: last[0].numpy())
+    buffer, compiled = tf.constant(array), tf.function(call)
+    return returning(lambda: compiled(buffer))

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from allstep.commands.collectives.backends import Operation
+from allstep.commands.collectives.backends import Operation, returning
 from allstep.common.base.memory import keep_freed_memory
 
 
@@ -40,9 +40,5 @@ class HorovodTorch:
 
 def _returning(array: np.ndarray, call: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
     """Return the operation of a call that returns a new tensor."""
-    buffer, last = torch.from_numpy(array.copy()), []
-
-    def run() -> None:
-        last[:] = [call(buffer)]
-
-    return Operation(run, lambda: last[0].numpy())
+    buffer = torch.from_numpy(array.copy())
+    return returning(lambda: call(buffer))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from allstep.commands.collectives.backends import Operation
+from allstep.commands.collectives.backends import Operation, returning
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.lean_import import lean_import
@@ -36,7 +36,7 @@ class TfDistribute:
         return self._compiled(array, lambda context, buffer: context.all_gather(buffer, axis=0))
 
     def _compiled(self, array: np.ndarray, call: Callable) -> Operation:
-        buffer, last = tf.constant(array), []
+        buffer = tf.constant(array)
 
         def on_device(value: tf.Tensor) -> tf.Tensor:
             # TensorFlow asks a value for its device, and only values made in the replica have one.
@@ -46,7 +46,4 @@ class TfDistribute:
         def compiled(value: tf.Tensor) -> tf.Tensor:
             return self._strategy.run(on_device, (value,))
 
-        def run() -> None:
-            last[:] = [compiled(buffer)]
-
-        return Operation(run, lambda: last[0].numpy())
+        return returning(lambda: compiled(buffer))
