@@ -26,8 +26,12 @@ AVERAGES_WEIGHTS = "weights"
 """Operation of a wrapper that averages weights, not gradients."""
 
 
+class Record:
+    """An event of a rank."""
+
+
 @dataclass(frozen=True)
-class Started:
+class Started(Record):
     """A process of the script writes its first record."""
 
     pid: int
@@ -36,7 +40,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class World:
+class World(Record):
     """A library has been initialised."""
 
     library: str
@@ -46,7 +50,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class Wrapped(Record):
     """A wrapper that averages gradients has been made."""
 
     kind: str
@@ -75,7 +79,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(Record):
     """The iteration over a loader, or an epoch of Keras' fit, begins."""
 
     number: int
@@ -95,7 +99,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class LoopEnd:
+class LoopEnd(Record):
     """The loader of a loop has ended; a loop that the script leaves has no such record."""
 
     loop: int
@@ -105,14 +109,14 @@ class LoopEnd:
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Record):
     """Digests of a rank's training data at evenly spaced positions, nearly all with different contents."""
 
     digests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Record):
     """A loader has drawn the indices of a batch."""
 
     loop: int
@@ -120,7 +124,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Yielded:
+class Yielded(Record):
     """A loader has yielded a batch."""
 
     loop: int
@@ -131,7 +135,7 @@ class Yielded:
 
 
 @dataclass(frozen=True)
-class Forward:
+class Forward(Record):
     """The model has been called."""
 
     step: int
@@ -172,7 +176,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Record):
     """An optimizer has stepped."""
 
     number: int
@@ -207,7 +211,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Sent(Record):
     """A rank sends a gradient to be averaged."""
 
     name: str
@@ -218,7 +222,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Collective:
+class Collective(Record):
     """A collective has been called."""
 
     kind: str
@@ -232,7 +236,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class EarlyClip:
+class EarlyClip(Record):
     """Gradients were clipped, or unscaled, while Horovod still averaged them."""
 
     what: str
@@ -242,7 +246,7 @@ class EarlyClip:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Waiting(Record):
     """The rank may wait for others from now on."""
 
     what: str
@@ -252,12 +256,12 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(Record):
     """The rank no longer waits."""
 
 
 @dataclass(frozen=True)
-class Write:
+class Write(Record):
     """The script has opened a file for writing."""
 
     path: str
@@ -269,7 +273,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class HostCopy:
+class HostCopy(Record):
     """Values were copied from a GPU, which makes the host wait."""
 
     step: int
@@ -277,7 +281,7 @@ class HostCopy:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class Unseen(Record):
     """Something could not be observed."""
 
     what: str
@@ -285,32 +289,9 @@ class Unseen:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Record):
     """The process ends; this is its last record."""
 
     reason: str
     """`steps` if enough was observed, `script` if the script has ended by itself, else the error in one line."""
     line: str
-
-
-Record = (
-    Started
-    | World
-    | Wrapped
-    | Loop
-    | LoopEnd
-    | Held
-    | Batch
-    | Yielded
-    | Forward
-    | Step
-    | Sent
-    | Collective
-    | EarlyClip
-    | Waiting
-    | Resumed
-    | Write
-    | HostCopy
-    | Unseen
-    | Ended
-)

@@ -1,21 +1,24 @@
-"""Observe PyTorch: its optimizers, models, loaders and collectives, each by a separate file."""
+"""Observe PyTorch: its optimizers, models, loaders and collectives, each by a separate file, and torch.save."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+from collections.abc import Generator
+from typing import Any
 
 import torch
 
 from allstep.commands.prove.observer import (
     pytorch_collectives,
     pytorch_data,
-    pytorch_files,
     pytorch_models,
     pytorch_optimizers,
     pytorch_sharding,
 )
+from allstep.commands.prove.observer.files import note_write
 from allstep.commands.prove.observer.importing import hook_modules
-from allstep.commands.prove.observer.observer import Observer
+from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.common.launch.placement import apparent_rank
@@ -32,7 +35,15 @@ def install(observer: Observer) -> None:
     optimizers = pytorch_optimizers.install(observer, models, wrappers)
     pytorch_data.install(observer)
     pytorch_collectives.install(observer, wrappers, optimizers)
-    pytorch_files.install(observer)
+    written: set[str] = set()
+
+    def observe_save(_obj: Any, f: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        if isinstance(f, (str, os.PathLike)):
+            note_write(observer, f, written)
+        yield
+
+    # It opens its file in C++, where Python raises no audit event.
+    replace(torch, "save", observer.around("files written by torch.save", observe_save))
     hook_modules(observer, pytorch_sharding.hooks(observer, wrappers))
     installed[:] = [(optimizers, wrappers)]
 

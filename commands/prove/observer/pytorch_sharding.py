@@ -35,23 +35,19 @@ def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], N
             observer.write(Wrapped("parallelize_module", observer.line(), TENSOR_PARALLEL))
         yield
 
-    def hook_join(module: Any) -> None:
-        replace(module.Join, "__init__", observer.around("joins", observe_join))
-
-    def hook_fsdp(module: Any) -> None:
-        observe_fsdp = observer.while_waiting("FullyShardedDataParallel", note_fsdp)
-        replace(module.FullyShardedDataParallel, "__init__", observer.around("FSDP", observe_fsdp))
-
-    def hook_averagers(module: Any) -> None:
-        replace(module.ModelAverager, "__init__", observer.around("averages of weights", observe_average))
-
-    def hook_parallel(module: Any) -> None:
-        make = observer.around("tensor parallelism", observe_parallel)
-        replace_everywhere("torch.distributed", module, "parallelize_module", make)
-
+    around = observer.around
+    observe_fsdp = observer.while_waiting("FullyShardedDataParallel", note_fsdp)
     return {
-        "torch.distributed.algorithms.join": hook_join,
-        "torch.distributed.fsdp.fully_sharded_data_parallel": hook_fsdp,
-        "torch.distributed.algorithms.model_averaging.averagers": hook_averagers,
-        "torch.distributed.tensor.parallel.api": hook_parallel,
+        "torch.distributed.algorithms.join": lambda module: replace(
+            module.Join, "__init__", around("joins", observe_join)
+        ),
+        "torch.distributed.fsdp.fully_sharded_data_parallel": lambda module: replace(
+            module.FullyShardedDataParallel, "__init__", around("FSDP", observe_fsdp)
+        ),
+        "torch.distributed.algorithms.model_averaging.averagers": lambda module: replace(
+            module.ModelAverager, "__init__", around("averages of weights", observe_average)
+        ),
+        "torch.distributed.tensor.parallel.api": lambda module: replace_everywhere(
+            "torch.distributed", module, "parallelize_module", around("tensor parallelism", observe_parallel)
+        ),
     }
