@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import json
 import os
 import random
@@ -95,17 +94,23 @@ class Follower:
             self._file.close()
 
 
-class ElasticJob(abc.ABC):
+class ElasticJob:
     """Four ranks on two hosts; the job continues with the ranks that are left."""
 
-    def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower) -> None:
+    def __init__(
+        self,
+        job: Training,
+        program: str,
+        hosts: Hosts,
+        follower: Follower,
+        *,
+        leave: Callable[[str], Callable[[], None]],
+        can_leave: Sequence[str],
+    ) -> None:
+        """Take `leave`, which takes one of the hosts in `can_leave` out and returns a function that lets it return."""
         self._job, self._program, self._hosts, self._follower = job, program, hosts, follower
-        self._can_leave: Sequence[str] = hosts.names
+        self._leave, self._can_leave = leave, can_leave
         self.mark = job.mark
-
-    @abc.abstractmethod
-    def leave(self, host: str) -> Callable[[], None]:
-        """Take a host out of the job and return a function that lets it return."""
 
     def ranks(self) -> list[int]:
         """Return the process ids of all ranks."""
@@ -129,7 +134,7 @@ class ElasticJob(abc.ABC):
         """Let a mishap happen and return a function that lets a lost host return."""
         host = chance.choice(self._can_leave)
         if mishap == LEFT:
-            return self.leave(host)
+            return self._leave(host)
         if mishap == CUT:
             device = self._hosts.links[host]
             _set_link(device, "down")
@@ -149,24 +154,6 @@ class ElasticJob(abc.ABC):
             time.sleep(POLL_SECONDS)
 
 
-class HorovodrunJob(ElasticJob):
-    """A job of horovodrun."""
-
-    def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower, listed: Path) -> None:
-        """Set up a job whose host discovery script prints the file `listed`."""
-        super().__init__(job, program, hosts, follower)
-        self._listed = listed
-
-    def leave(self, host: str) -> Callable[[], None]:
-        self._list(self._hosts.listed(without=host))
-        return lambda: self._list(self._hosts.listed())
-
-    def _list(self, text: str) -> None:
-        new = self._listed.with_suffix(".new")
-        new.write_text(text)
-        new.rename(self._listed)  # atomic: the script prints either the old or the new list
-
-
 @contextmanager
 def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> Iterator[ElasticJob]:
     """Run `python -m program` under elastic horovodrun until the block ends, with output directory `directory`/run."""
@@ -178,12 +165,18 @@ def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> 
         *("--max-host-failures", 1_000_000),  # the hosts are not at fault
         *("python", "-m", program, *flags, "--output-dir", output_dir),
     ]
-    follower = Follower(output_dir / FILE)
-    with training(command, output_dir, NUM_RANKS) as job:
-        try:
-            yield HorovodrunJob(job, program, hosts, follower, listed)
-        finally:
-            follower.close()
+
+    def list_hosts(text: str) -> None:
+        new = listed.with_suffix(".new")
+        new.write_text(text)
+        new.rename(listed)  # atomic: the script prints either the old or the new list
+
+    def leave(host: str) -> Callable[[], None]:
+        list_hosts(hosts.listed(without=host))
+        return lambda: list_hosts(hosts.listed())
+
+    with closing(Follower(output_dir / FILE)) as follower, training(command, output_dir, NUM_RANKS) as job:
+        yield ElasticJob(job, program, hosts, follower, leave=leave, can_leave=hosts.names)
 
 
 def disturb(
@@ -224,30 +217,12 @@ STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Variables that keep restarted ranks from waiting for their predecessors (docs/elastic.md)."""
 
 
-class TorchrunJob(ElasticJob):
-    """A job of two agents. Only the second can leave, since the first hosts the rendezvous store."""
-
-    def __init__(self, job: Training, program: str, follower: Follower, second: list[object]) -> None:
-        """Start the second agent of a job by the command `second`."""
-        super().__init__(job, program, LOCAL, follower)
-        self._second = second
-        self._agent = job.start(second)
-        self._can_leave = LOCAL.names[1:]
-
-    def leave(self, host: str) -> Callable[[], None]:
-        agent = self._agent
-        self._job.processes.remove(agent)
-        agent.send_signal(signal.SIGTERM)
-        return lambda: self._return(agent)
-
-    def _return(self, before: subprocess.Popen) -> None:
-        before.wait(PATIENCE_SECONDS)
-        self._agent = self._job.start(self._second)
-
-
 @contextmanager
 def torchrun_job(program: str, directory: Path, *flags: object) -> Iterator[ElasticJob]:
-    """Run `torchrun -m program` until the block ends: the counterpart of `elastic_job.elastic_job` for horovodrun."""
+    """Run `python -m program` under two agents of torchrun, like `elastic_job`.
+
+    Only the second agent can leave, since the first hosts the rendezvous store.
+    """
     output_dir = directory / "run"
     with free_ports(1) as [port]:
         endpoint = f"localhost:{port}"
@@ -265,4 +240,17 @@ def torchrun_job(program: str, directory: Path, *flags: object) -> Iterator[Elas
         closing(Follower(output_dir / FILE)) as follower,
         training(agent(has_store=True), output_dir, NUM_RANKS, environ=STORE) as job,
     ):
-        yield TorchrunJob(job, program, follower, agent(has_store=False))
+        second = [job.start(agent(has_store=False))]
+
+        def leave(_host: str) -> Callable[[], None]:
+            before = second.pop()
+            job.processes.remove(before)
+            before.send_signal(signal.SIGTERM)
+
+            def come_back() -> None:
+                before.wait(PATIENCE_SECONDS)
+                second.append(job.start(agent(has_store=False)))
+
+            return come_back
+
+        yield ElasticJob(job, program, LOCAL, follower, leave=leave, can_leave=LOCAL.names[1:])

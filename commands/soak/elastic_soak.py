@@ -14,15 +14,13 @@ the time from each mishap to the next step, and the time from the return of a ho
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.commands.shared import process_tree
-from allstep.commands.shared.records.runs import FILE
+from allstep.commands.shared.records.runs import FILE, Events, read_events
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job, torchrun_job
 from allstep.commands.soak.faults import Violation
@@ -52,10 +50,10 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
             seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance, progress)
             job.stop()
             total = time.monotonic() - started
-        events = _events(directory / "run")
+        events = read_events(directory / "run" / FILE)
         num_epochs, num_steps = check_steps(events)
         check_bits(program, directory, num_epochs, num_steps)
-        useful = max(event["cumulative_seconds"] for event in events if event["event"] == "epoch")
+        useful = max(epoch.cumulative_seconds for epoch in events.epochs)
         num_mishaps = sum(len(each) for mishap, each in seconds.items() if mishap in hosts.mishaps)
         print(
             f"{framework}, {strategy}: {num_mishaps} mishaps, {num_steps} steps of {num_epochs} epochs, none lost or "
@@ -66,14 +64,13 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
             print(f"    {what}: {len(each)}, {median:.1f} s (median), {worst:.1f} s (worst)", flush=True)
 
 
-def check_steps(events: Sequence[dict]) -> tuple[int, int]:
+def check_steps(events: Events) -> tuple[int, int]:
     """Return the numbers of epochs and steps. Raises Violation unless each is there once and in order."""
-    for kind in ("step", "epoch"):
-        numbers = [event[kind] for event in events if event["event"] == kind]
+    steps, epochs = [event.step for event in events.steps], [event.epoch for event in events.epochs]
+    for kind, numbers in (("step", steps), ("epoch", epochs)):
         if numbers != list(range(1, len(numbers) + 1)):
             raise Violation(f"expected each {kind} once and in order, received {numbers}")
-    epochs, steps = (len([event for event in events if event["event"] == kind]) for kind in ("epoch", "step"))
-    return epochs, steps
+    return len(epochs), len(steps)
 
 
 def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -> None:
@@ -90,8 +87,7 @@ def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -
         if job.wait(3600):
             raise Violation(f"the undisturbed run failed: {job.printed()}")
     losses, expected = (
-        {event["step"]: event["loss"] for event in _events(path) if event["event"] == "step"}
-        for path in (run, undisturbed)
+        {event.step: event.loss for event in read_events(path / FILE).steps} for path in (run, undisturbed)
     )
     for step, loss in losses.items():
         if loss != expected[step]:
@@ -100,7 +96,3 @@ def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -
         file = Path("checkpoints", f"step-{num_steps:08d}", name)
         if (run / file).read_bytes() != (undisturbed / file).read_bytes():
             raise Violation(f"expected the bits of the undisturbed run in {file}, received others")
-
-
-def _events(output_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (output_dir / FILE).read_text().splitlines()]
