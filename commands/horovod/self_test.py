@@ -29,45 +29,32 @@ RANK_PROGRAMS = {
 with lean_import():
     import horovod.torch as hvd, torch
 hvd.init()
-total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0), op=hvd.Sum)
+if GPU:
+    torch.cuda.set_device(hvd.local_rank())
+total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0, device="cuda" if GPU else "cpu"), op=hvd.Sum)
+assert total.is_cuda == GPU, total.device
 """,
     "tensorflow": """
 with lean_import():
     import horovod.tensorflow as hvd, tensorflow as tf
 hvd.init()
-total = hvd.allreduce(tf.fill((1000,), hvd.rank() + 1.0), op=hvd.Sum).numpy()
-""",
-}
-GPU_RANK_PROGRAMS = {
-    "pytorch": """
-with lean_import():
-    import horovod.torch as hvd, torch
-hvd.init()
-torch.cuda.set_device(hvd.local_rank())
-total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0, device="cuda"), op=hvd.Sum)
-assert total.is_cuda, total.device
-""",
-    "tensorflow": """
-with lean_import():
-    import horovod.tensorflow as hvd, tensorflow as tf
-hvd.init()
-gpus = tf.config.list_physical_devices("GPU")
-tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
-with tf.device("/GPU:0"):
+if GPU:
+    gpus = tf.config.list_physical_devices("GPU")
+    tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+with tf.device("/GPU:0" if GPU else "/CPU:0"):
     total = hvd.allreduce(tf.fill((1000,), hvd.rank() + 1.0), op=hvd.Sum)
-assert "GPU" in total.device, total.device
+assert ("GPU" in total.device) == GPU, total.device
 total = total.numpy()
 """,
 }
 # The sum of rank + 1 over all ranks.
 CHECK = """
-assert hvd.size() == {num_ranks}, hvd.size()
+assert hvd.size() == NUM_RANKS, hvd.size()
 assert (total == sum(range(1, hvd.size() + 1))).all(), total
-"""
-CHECK_GPU = """
-assert hvd.nccl_built()
-from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
-assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
+if GPU:
+    assert hvd.nccl_built()
+    from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
+    assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
 """
 # PyTorch's count includes GPUs whose driver is too old, hence is_available().
 COUNT_GPUS = """
@@ -80,20 +67,14 @@ except ImportError:
 """
 
 
-def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, str], what: str) -> None:
-    """Run the program of a rank under horovodrun, and exit this process if it fails."""
+def run_ranks(framework: str, *, num_ranks: int, controller: str, gpu: bool, what: str) -> None:
+    """Run the program of a framework under horovodrun, and exit this process if it fails."""
+    program = f"{PRELUDE}\nGPU, NUM_RANKS = {gpu}, {num_ranks}{RANK_PROGRAMS[framework]}{CHECK}"
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     try:
         result = subprocess.run(
-            [
-                HOROVODRUN,
-                "-np",
-                str(num_ranks),
-                f"--{controller}",
-                sys.executable,
-                "-c",
-                PRELUDE + program,
-            ],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | env,
+            [HOROVODRUN, "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", program],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | hidden,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,10 +106,10 @@ def on_cpus(controllers: list[str]) -> None:
     for framework in has.versions:
         for controller in usable:
             run_ranks(
-                RANK_PROGRAMS[framework] + CHECK.format(num_ranks=NUM_RANKS),
+                framework,
                 num_ranks=NUM_RANKS,
                 controller=controller,
-                env={"CUDA_VISIBLE_DEVICES": ""},
+                gpu=False,
                 what=f"{FRAMEWORK_PACKAGES[framework]} on {NUM_RANKS} ranks under {controller}",
             )
 
@@ -144,10 +125,10 @@ def on_gpus() -> None:
     has = read_build()
     for framework in has.versions if has else ():
         run_ranks(
-            GPU_RANK_PROGRAMS[framework] + CHECK.format(num_ranks=num_ranks) + CHECK_GPU,
+            framework,
             num_ranks=num_ranks,
             controller="mpi",
-            env={},
+            gpu=True,
             what=f"{FRAMEWORK_PACKAGES[framework]} by NCCL, GPUs: {num_ranks}",
         )
 
