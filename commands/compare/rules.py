@@ -8,17 +8,12 @@ from allstep.commands.compare.cells import Settings
 
 MIN_REPETITIONS = 5  # below that, neither a median nor an interval says much
 _FEW = f" That is fewer than the {MIN_REPETITIONS} times from which figures mean something."
-
-
-def _turn_rules(settings: Settings) -> Sequence[str]:
-    if not settings.turns:
-        return ()
-    return (
-        "The cells of a table, as many as memory has room for, are started one after the other (with real input, where "
-        "start-up is not measured, the next one while the one before still starts) and then run their timed blocks in "
-        "turn (A B C, A B C, ...), so that other load on the machine affects all alike. Waiting ranks do nothing: "
-        "those that would poll (Horovod's) are stopped meanwhile.",
-    )
+_TURNS = (
+    "The cells of a table, as many as memory has room for, are started one after the other (with real input, where "
+    "start-up is not measured, the next one while the one before still starts) and then run their timed blocks in "
+    "turn (A B C, A B C, ...), so that other load on the machine affects all alike. Waiting ranks do nothing: "
+    "those that would poll (Horovod's) are stopped meanwhile."
+)
 
 
 def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
@@ -44,7 +39,7 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         f"Every cell is launched by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...)."
         f"{_FEW if num_rounds < MIN_REPETITIONS else ''}",
         # turns.py
-        *_turn_rules(settings),
+        *([_TURNS] if settings.turns else []),
         # cells.py
         core_rule + (" Each also has a GPU of its own, or the cell is left out." if settings.device == "cuda" else ""),
         # samples.py

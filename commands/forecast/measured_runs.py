@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -173,12 +172,10 @@ def interpolated(times: Sequence[tuple[float, float]], num_bytes: float) -> floa
 
     `times` are pairs of bytes and seconds, by size.
     """
-    if num_bytes <= times[0][0]:
-        return times[0][1]
-    for (less, before), (more, after) in itertools.pairwise(times):
-        if num_bytes <= more:
-            return before + (after - before) * (num_bytes - less) / (more - less)
-    return times[-1][1] * num_bytes / times[-1][0]
+    import numpy as np
+
+    sizes, seconds = zip(*times, strict=True)
+    return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
 def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Row]:

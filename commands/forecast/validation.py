@@ -14,7 +14,7 @@ from allstep.commands.forecast.allreduce import ring
 from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.interval import efficiency_range
 from allstep.commands.forecast.networks import Network, known_networks, uniform
-from allstep.commands.forecast.parameters import Parameters, fitted, read_packaged
+from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import Site
 from allstep.common.files.records import Count, Positive, from_json
 from allstep.common.files.schema import Mismatch
@@ -25,16 +25,7 @@ LARGEST_ERROR = 0.05
 MIN_COVERAGE = 0.75
 """Smallest share of published measurements in their ranges, which are made for 0.8."""
 NOMINAL = Parameters(
-    crowding=0,
-    jitter=0,
-    nvlink=0.9,
-    pcie=0.9,
-    rdma=0.9,
-    tcp=0.9,
-    contention=0,
-    tcp_contention=0,
-    host_memory=1,
-    tail=0,
+    **{**dict.fromkeys(BOUNDS, 0.0), **dict.fromkeys(("nvlink", "pcie", "rdma", "tcp"), 0.9), "host_memory": 1.0}
 )
 """Parameters of the baseline without overlap: 0.9 of the nominal bandwidth, and nothing else."""
 

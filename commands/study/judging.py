@@ -57,10 +57,7 @@ def final_values(result: StudyResult, variant: str, measure: str) -> list[float]
 def spread(result: StudyResult, variant: str, measure: str) -> Spread | None:
     """Return mean and deviation of a measure; None if no run has it."""
     values = final_values(result, variant, measure)
-    if not values:
-        return None
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Spread(variant, statistics.fmean(values), deviation, len(values))
+    return _spread(variant, values) if values else None
 
 
 def num_diverged(result: StudyResult, variant: str) -> int:
@@ -78,10 +75,11 @@ def curve(result: StudyResult, variant: str, x: str, y: str) -> tuple[list[float
     events = [[run[number] for run in runs] for number in range(length)]
     xs = [statistics.fmean(one for one, _ in event) for event in events]
     values = [[other for _, other in event] for event in events]
-    return xs, [
-        Spread(variant, statistics.fmean(one), statistics.stdev(one) if len(one) > 1 else 0.0, len(one))
-        for one in values
-    ]
+    return xs, [_spread(variant, one) for one in values]
+
+
+def _spread(variant: str, values: Sequence[float]) -> Spread:
+    return Spread(variant, statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
 def judge(result: StudyResult) -> list[Verdict]:
