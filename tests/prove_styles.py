@@ -50,6 +50,8 @@ STYLES = (
         "        length = min(ROUND, len(loader) - index // ROUND * ROUND)\n"
         "        with contextlib.nullcontext() if (index + 1) % ROUND == 0",
     ),
+    Fault("loss-scaled", "ddp_shared_rounds", "labels[drawn]) / rounds", "labels[drawn]) / ROUNDS", True),
+    Fault("validation-of-one-rank", "ddp_shared_rounds", "    meter.all_reduce()\n", ""),
     Fault("steps-skipped", "ddp_skipping", "if worst > 6:", "if loss > 6:", True),
     Fault(
         "samples-differ",

@@ -195,7 +195,7 @@ class Step(Record):
     state: dict[str, str]
     """Digests of the optimizer's slots before its first step; empty later."""
     loss: float | None
-    """Loss of the last backward pass; None without one, or if it is not finite."""
+    """Sum of the losses of the backward passes whose gradients add up; None without any, or if it is not finite."""
     device: str
     line: str
     wrapper: str = ""
@@ -208,6 +208,8 @@ class Step(Record):
     """Names of the weights of which each rank has a shard, and which are not compared."""
     closure_loss: float | None = None
     """First loss that the closure of a line search has returned."""
+    num_passes: int = 1
+    """Number of these backward passes."""
 
 
 @dataclass(frozen=True)

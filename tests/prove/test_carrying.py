@@ -66,6 +66,60 @@ def test_a_reduction_around_a_function(update, after, expected, tmp_path):
     assert carries(tmp_path / "script.py", source, sink) == expected
 
 
+_METER = """
+class Meter:
+    def update(self, value):
+        self.sum += value
+
+    def reduce(self):
+        self.sum = reduced(self.sum)
+
+class Trainer:
+    def __init__(self):
+        self.top1 = Meter()
+
+    def validate(self, model, loader):
+        for x, y in loader:
+            self.top1.update(model(x).item())  # in a method
+
+def validate(model, loader, meters):
+    for x, y in loader:
+        accuracy = (model(x) == y).mean()  # in a function
+        meters["top1"].update(accuracy.item())
+
+def main():
+    trainer, others = Trainer(), Meter()
+    for epoch in range(3):
+        meter = Meter()
+        def run(loader):
+            for x, y in loader:
+                meter.update(model(x).item())  # in a closure
+        {call}
+        {after}
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "call", "after", "expected"),
+    [
+        ("in a closure", "run(loader)", "meter.reduce()", True),
+        ("in a closure", "run(loader)", "others.reduce()", False),
+        ("in a function", "validate(model, loader, meters)", "meters.reduce()", True),
+        ("in a function", "validate(model, loader, meters)", "others.reduce()", False),
+        ("in a method", "trainer.validate(model, loader)", "trainer.reduce()", True),
+        ("in a method", "trainer.validate(model, loader)", "others.reduce()", False),
+    ],
+)
+def test_an_object_that_takes_results_and_reduces_them(place, call, after, expected, tmp_path):
+    text = _METER.format(call=call, after=after)
+    (tmp_path / "script.py").write_text(text)
+    end = f"script.py:{text.count(chr(10))}"
+    sink = (*_lines(text, "reduced(self", f"    {after}"), end)
+    assert carries(tmp_path / "script.py", (*_lines(text, place, f"    {call}"), end), sink) == expected
+
+
 def test_a_library_that_validates_by_itself_is_not_judged(tmp_path):
     (tmp_path / "script.py").write_text("trainer.fit(model)\n")
     assert carries(tmp_path / "script.py", ("script.py:1",), ("script.py:1",))

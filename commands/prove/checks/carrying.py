@@ -29,9 +29,11 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
     tree = parsed(script)
     *inner, last = calls
     names: set[str] = set()
+    changes_arguments = False
     for line in inner:
-        names = _Flow(_scope(tree, line), line, names).names_for_the_caller()
-    flow = _Flow(_scope(tree, last), last, names)
+        flow = _Flow(_scope(tree, line), line, names, changes_arguments)
+        names, changes_arguments = flow.names_for_the_caller(), flow.changes_arguments()
+    flow = _Flow(_scope(tree, last), last, names, changes_arguments)
     return flow.scope is not _scope(tree, ends[-1]) or flow.reaches(ends[-1])
 
 
@@ -55,10 +57,13 @@ def _contains(node: ast.AST, line: int) -> bool:
 class _Flow:
     """Follows values through the statements of a function, from a line on."""
 
-    def __init__(self, scope: _Scope, line: int, attributes: set[str]) -> None:
+    def __init__(self, scope: _Scope, line: int, names: set[str], changes_arguments: bool) -> None:
+        """Start at a call in a line, which gives values to some `names`, and to its arguments if it changes them."""
         self.scope = scope
         self._line = line
-        self._names = set(attributes)
+        self._given, self._changes_arguments = names, changes_arguments
+        self._names: set[str] = set()
+        self._changed: set[str] = set()  # names of objects that take values, and are not bound anew
         self._statements = list(_statements(scope.body))
         loops = [node for node in ast.walk(scope) if isinstance(node, _LOOPS) and _contains(node, line)]
         innermost = max(loops, key=lambda node: node.lineno, default=None)
@@ -73,31 +78,62 @@ class _Flow:
     def names_for_the_caller(self) -> set[str]:
         """Return the attributes and globals with the values; the call itself is taken to return them."""
         self.reaches(0)
-        shared = {name for node in ast.walk(self.scope) if isinstance(node, ast.Global) for name in node.names}
-        return {name for name in self._names if "." in name or name in shared}
+        return {name for name in self._names if "." in name or name in _shared(self.scope)} | (
+            self._changed - _bound(self.scope)
+        )
+
+    def changes_arguments(self) -> bool:
+        """Return whether a parameter, or an attribute of one, has the values."""
+        arguments = _parameters(self.scope)
+        return any(name.partition(".")[0] in arguments for name in self._names if "." in name or name in self._changed)
+
+    def _call(self, parts: Sequence[ast.expr]) -> None:
+        """Give values to what the call gives them to."""
+        self._names |= self._given
+        if self._changes_arguments:
+            calls = (call for part in parts for call in ast.walk(part) if isinstance(call, ast.Call))
+            self._change({name for call in calls for part in _parts(call) for name in _names(part)})
+
+    def _change(self, names: set[str]) -> None:
+        self._names |= names
+        self._changed |= names
 
     def _follow(self, statements: Sequence[ast.stmt], *, until: int | None) -> bool:
         for statement in statements:
             parts = list(_expressions(statement))
-            has_value = any(_contains(part, self._line) or self._uses(part) for part in parts)
+            if is_call := any(_contains(part, self._line) for part in parts):
+                self._call(parts)
+            has_value = is_call or any(map(self._uses, parts))
             if until is not None and any(_contains(part, until) for part in parts) and has_value:
                 return True
             targets = {name for target in _targets(statement) for name in _names(target)}
             if has_value:
                 self._names |= targets
-                self._names |= {name for part in parts for name in self._receivers(part)}
+                self._change({name for part in parts for name in self._receivers(part)})
+                if isinstance(statement, ast.AugAssign):
+                    self._change(targets)
             elif isinstance(statement, ast.Assign):
                 self._names -= targets
         return False
 
     def _uses(self, node: ast.AST) -> bool:
-        return not self._names.isdisjoint(_names(node))
+        if not self._names.isdisjoint(_names(node)):
+            return True
+        owners = {name.rpartition(".")[0] for name in self._names if "." in name}
+        return any(
+            isinstance(part, (ast.Name, ast.Attribute)) and ast.unparse(part) in owners
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call)
+            for part in _parts(call)
+        )
 
     def _receivers(self, node: ast.AST) -> Iterator[str]:
         """Yield the objects whose methods take a value, such as a list or a metric."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and any(map(self._has_value, (*call.args, *call.keywords))):
                 owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+                while isinstance(owner, (ast.Subscript, ast.Call)):
+                    owner = owner.value if isinstance(owner, ast.Subscript) else owner.func
                 if isinstance(owner, (ast.Name, ast.Attribute)):
                     yield ast.unparse(owner)
 
@@ -125,6 +161,32 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
             yield child
         elif isinstance(child, ast.withitem):
             yield child.context_expr
+
+
+def _parts(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the arguments of a call, and the object whose method it calls."""
+    yield from (*call.args, *(one.value for one in call.keywords))
+    if isinstance(call.func, ast.Attribute):
+        yield call.func.value
+
+
+def _parameters(scope: _Scope) -> set[str]:
+    if isinstance(scope, ast.Module):
+        return set()
+    own = scope.args
+    return {one.arg for one in (*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg) if one}
+
+
+def _shared(scope: _Scope) -> set[str]:
+    """Return the names that a function declares as those of a scope around it."""
+    nodes = (node for node in ast.walk(scope) if isinstance(node, (ast.Global, ast.Nonlocal)))
+    return {name for node in nodes for name in node.names}
+
+
+def _bound(scope: _Scope) -> set[str]:
+    """Return the names of a function's own variables."""
+    stored = {one.id for one in ast.walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return (_parameters(scope) | stored) - _shared(scope)
 
 
 def _targets(statement: ast.stmt) -> Iterator[ast.expr]:

@@ -277,21 +277,23 @@ def _has_buffers_apart(run: Run) -> bool:
 def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
     """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any."""
     assert runs.alone
-    together = {row for rank in runs.together.ranks for row in _last_rows(rank, 1)}
+    first = next(runs.together.steps(optimizer))
+    together = {row for rank, step in zip(runs.together.ranks, first, strict=True) for row in _rows(rank, step)}
     losses = []
     for [step] in runs.alone.steps(optimizer):
-        rows = {*_last_rows(runs.alone.ranks[0], step.number)}
+        rows = _rows(runs.alone.ranks[0], step)
         if step.loss is None or not rows or not rows <= together:
             break
         losses.append(step.loss)
         together -= rows
-    several = _loss(next(runs.together.steps(optimizer)))
+    several = _loss(first)
     return several / statistics.mean(losses) if several is not None and losses and not together else None
 
 
-def _last_rows(rank: Rank, step: int) -> tuple[str, ...]:
-    """Return the samples of the last call of the model before a step, from which the step's loss is computed."""
-    return next((one.rows for one in reversed(rank.forwards(training=True)) if one.step == step), ())
+def _rows(rank: Rank, step: Step) -> set[str]:
+    """Return the samples of the last calls of the model before a step, from which the step's losses are computed."""
+    calls = [one for one in rank.forwards(training=True) if one.step == step.number]
+    return {row for one in calls[-max(1, step.num_passes) :] for row in one.rows}
 
 
 def _nearest_share(ratios: Sequence[float], size: int) -> float:

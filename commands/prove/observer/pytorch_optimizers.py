@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace as replace_field
@@ -50,7 +51,7 @@ class Optimizers:
         self._pending: Step | None = None
         self._outer: torch.optim.Optimizer | None = None
         self._by_gradient: dict[int, torch.Tensor] = {}  # parameters by the address of their gradients
-        self.loss: float | None = None
+        self._losses: list[float | None] = []  # of the backward passes whose gradients add up
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Register hooks that record the gradients of an optimizer's parameters before they are reduced."""
@@ -71,6 +72,13 @@ class Optimizers:
             return
         old = self._local.get(id(parameter), (0.0,) * len(new or ()))
         self._local[id(parameter)] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Record a loss that backward begins with, as one more of a step where gradients of others are there."""
+        parameter = self._hooked.get(next(iter(self._local), 0))
+        if parameter is None or not _has_gradient(parameter):
+            self._losses.clear()
+        self._losses.append(finite(float(loss.detach().to("cpu"))))
 
     def note_sent(self, tensor: Any) -> None:
         """Record the gradients that the script itself sends to be averaged, alone or in one vector."""
@@ -173,7 +181,8 @@ class Optimizers:
             gradients=tuple(self._gradient(one) for one in whole if one.requires_grad and one.grad is not None),
             weights=self._digests({one: before.get(one, one) for one in whole}, is_whole=number == 1),
             state=self._slots(optimizer) if looks_at_state else {},
-            loss=self.loss,
+            loss=None if None in self._losses or not self._losses else math.fsum(filter(None, self._losses)),
+            num_passes=len(self._losses),
             device=_device(next(iter(parameters), None)),
             line=self._observer.line(),
             wrapper=wrapper,
@@ -270,7 +279,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
     def observe_backward(tensor: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
         losses: Sequence[Any] = tensor if isinstance(tensor, (list, tuple)) else [tensor]
         if losses and isinstance(losses[0], torch.Tensor) and losses[0].numel() == 1 and not observer.is_inside:
-            optimizers.loss = finite(float(losses[0].detach().to("cpu")))
+            optimizers.note_loss(losses[0])
         with observer.waiting(BACKWARD, computes=True):
             yield
 
