@@ -8,7 +8,6 @@ an error: Keras no longer calls the methods that it overrides.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any, cast
 
@@ -25,7 +24,6 @@ if line := wrong_keras():  # Horovod would fail with another line
 import h5py
 import horovod.tensorflow
 import keras
-import tensorflow as tf
 from horovod.tensorflow import (  # noqa: F401
     Adasum,
     Average,
@@ -81,6 +79,7 @@ from allstep.tensorflow.drop_in import callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.drop_in import elastic as elastic  # noqa: F401
 from allstep.tensorflow.drop_in.batch_norm import SyncBatchNormalization  # noqa: F401
 from allstep.tensorflow.drop_in.collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter  # noqa: F401
+from allstep.tensorflow.drop_in.collectives import gather as _gather
 from allstep.tensorflow.drop_in.hooks import compiled_models, has_keras_step, track_model
 from allstep.tensorflow.drop_in.optimizer import (
     DistributedOptimizer,
@@ -166,11 +165,8 @@ def broadcast_global_variables(root_rank: int) -> None:
         if model.built and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     variables = [v for model in models for v in [*model.weights, *lasting_state(model.optimizer)]]
-    shapes = repr([tuple(v.shape) for v in variables]).encode()
-    digests = horovod.tensorflow.allgather(
-        tf.constant(list(hashlib.sha256(shapes).digest()))[None], name="broadcast_global_variables"
-    )
-    if not models or not all(model.built for model in models) or tf.reduce_any(digests != digests[0]):
+    shapes = _gather([list(v.shape) for v in variables], "broadcast_global_variables")
+    if not models or not all(model.built for model in models) or any(other != shapes[0] for other in shapes):
         raise RuntimeError(
             "broadcast_global_variables() needs the same built models, compiled with a DistributedOptimizer, on "
             "every rank. Use callbacks.BroadcastGlobalVariablesCallback(root_rank), or name the variables: "

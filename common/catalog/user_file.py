@@ -133,7 +133,6 @@ _OTHERS = re.compile(rf"site-packages|^<frozen|^{re.escape(str(Path(__file__).pa
 
 
 def _failed(error: Exception, what: str, flag: str) -> UserError:
-
     if isinstance(error, SyntaxError):
         where = f" in line {error.lineno} of {error.filename}"
     else:
