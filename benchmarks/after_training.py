@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allstep.benchmarks.gpu.speed import write_images
 from allstep.benchmarks.handwritten.trained import BATCH_SIZE, IMAGE_SIZE
-from allstep.benchmarks.runner import benchmark
+from allstep.benchmarks.runner import benchmark, program
 from allstep.commands.shared.measure import compared, interleaved, job, median_difference, run
 from allstep.commands.shared.records.figures import Figure
 from allstep.common.base.flag_types import whole
@@ -125,9 +124,9 @@ def time_load(trained: str, picture: str) -> None:
     print(json.dumps([loaded, *(statistics.median(each[1:]) * 1e3 for each in seconds.values())]))
 
 
-def inside(program: str, *arguments: object) -> list[float]:
+def numbers(function: str, *arguments: object) -> list[float]:
     """Return the numbers that a program of this file prints in a process of its own."""
-    [printed] = run(job("allstep.benchmarks.after_training", "--inside", program, *arguments, num_ranks=None))
+    [printed] = run(program("after_training", function, *arguments))
     return json.loads(printed.splitlines()[-1])
 
 
@@ -138,8 +137,8 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     small, large = (write_run(pictures, folder / name) for name in ("resnet18", "resnet50"))
     speed = interleaved(rates(pictures, small, flags.pictures), flags.rounds)
     picture = pictures / "train" / "class0" / "0.jpg"
-    metrics = list(zip(*(inside("time_metrics", small) for _ in range(flags.rounds)), strict=True))
-    load, predict, bare = zip(*(inside("time_load", large, picture) for _ in range(flags.rounds)), strict=True)
+    metrics = list(zip(*(numbers("time_metrics", small) for _ in range(flags.rounds)), strict=True))
+    load, predict, bare = zip(*(numbers("time_load", large, picture) for _ in range(flags.rounds)), strict=True)
     rows = [
         compared("images/s: evaluate / hand-written", speed["evaluate"], speed["hand-written"], target=">= 1.0"),
         compared("images/s: evaluate, 2 ranks / 1", speed["two ranks"], speed["one rank"], target=">= 1.8"),
@@ -150,17 +149,15 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     return rows, {**speed, "metrics": metrics, "load": load, "predict": predict, "bare": bare}
 
 
-measure_all = benchmark("after_training", __doc__, measure, frameworks=["pytorch"], rounds=3, flags=_FLAGS)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure; `--inside PROGRAM ARGUMENTS` is a process of it."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == ["--inside"]:
-        {"time_metrics": time_metrics, "time_load": time_load}[words[1]](*words[2:])
-    else:
-        measure_all(words)
-
+main = benchmark(
+    "after_training",
+    __doc__,
+    measure,
+    frameworks=["pytorch"],
+    rounds=3,
+    flags=_FLAGS,
+    programs=(time_metrics, time_load),
+)
 
 if __name__ == "__main__":
     run_rank(main)

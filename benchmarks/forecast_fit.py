@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 import yaml
 
-from allstep.commands.forecast.fitting import calibrated, fit, middles
+from allstep.commands.forecast.fitting import calibrated, fit
 from allstep.commands.forecast.interval import deviation, efficiency_range, reach_factor
 from allstep.commands.forecast.parameters import BOUNDS, FITTED, Errors, Fitted, FittedParameter, Parameters, Reach
 from allstep.commands.forecast.site import KINDS
@@ -106,7 +106,7 @@ def fit_points(points: Sequence[Point]) -> Parameters:
         found = np.array([(point.forecast(parameters) - point.measured) / ERROR for point in points])
         return (np.sign(found) * np.sqrt(weights * 2 * (np.sqrt(1 + found**2) - 1))).tolist()
 
-    return fit(errors, middles())
+    return fit(errors, {name: bounds.middle for name, bounds in BOUNDS.items()})
 
 
 def without_each(points: Sequence[Point]) -> dict[str, Parameters]:

@@ -17,15 +17,17 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.handwritten.data import trainer_flags
-from allstep.benchmarks.runner import QUICK, benchmark
+from allstep.benchmarks.runner import QUICK, benchmark, program
 from allstep.commands.shared.measure import (
     compared,
     interleaved,
@@ -38,6 +40,7 @@ from allstep.commands.shared.measure import (
     run_handwritten,
     seconds_until,
 )
+from allstep.commands.shared.rank import open_session
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.figures import Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
@@ -120,7 +123,7 @@ class TrainerBench:
     def check_cost(self) -> Figure:
         """Compare the replica check after an epoch with 100 steps of the same run."""
         checks = new_output(self._directory)
-        [printed] = run(job("allstep.benchmarks.timed", "check", self.framework, checks, *self._flags()))
+        [printed] = run(program("overhead", "time_checks", self.framework, checks, *self._flags(), num_ranks=NUM_RANKS))
         step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
         after_epochs = files.read_json(tuple[float, ...], checks)[2:]
         check_seconds = statistics.median(after_epochs[1:])
@@ -135,13 +138,30 @@ class TrainerBench:
     def _handwritten(self, num_epochs: int) -> Handwritten:
         module = f"allstep.benchmarks.handwritten.{self.framework}_horovod"
         flags = ("--epochs", num_epochs, "--num-samples", self.effort.num_samples, "--batch-size", BATCH_SIZE)
-        return run_handwritten(self._directory, lambda output: [job(module, output, *flags)])
+        return run_handwritten(self._directory, lambda output: job(module, output, *flags))
 
     def _flags(
         self, *, epochs: int | None = None, num_samples: int | None = None, batch_size: int = BATCH_SIZE
     ) -> Sequence[object]:
         flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
         return *flags, "--batch-size", batch_size
+
+
+def time_checks(framework: str, output: str, *words: str) -> None:
+    """Train, and write the seconds of each replica check: after the broadcast, after step 1 and after each epoch."""
+    seconds: list[float] = []
+    if not (session := open_session(framework, words)):
+        return
+    untimed = session.check_replicas
+
+    def timed(*given: object) -> None:
+        started = time.perf_counter()
+        untimed(*given)  # pyright: ignore[reportArgumentType]
+        seconds.append(time.perf_counter() - started)
+
+    dataclasses.replace(session, check_replicas=timed).train()
+    if session.placement.rank == 0:
+        files.write_json(Path(output), seconds)
 
 
 def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
@@ -173,7 +193,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     return rows, {"images_per_second": rates, "startup_seconds": startups}
 
 
-main = benchmark("overhead", __doc__, measure, flags=QUICK)
+main = benchmark("overhead", __doc__, measure, flags=QUICK, programs=(time_checks,))
 
 if __name__ == "__main__":
     run_rank(main)

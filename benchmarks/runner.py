@@ -1,4 +1,4 @@
-"""Runner of the benchmarks: their flags, the table, the file of samples and the exit status."""
+"""Runner of the benchmarks: their flags and processes, the table, the file of samples and the exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.shared.measure import print_table, save
+from allstep.commands.shared.measure import job, print_table, save
 from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.files import output_file
 from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
@@ -27,6 +27,7 @@ def benchmark(
     frameworks: Sequence[str] = FRAMEWORKS,
     rounds: int | None = None,
     flags: Mapping[str, dict[str, Any]] | None = None,
+    programs: Sequence[Callable[..., object]] = (),
 ) -> Callable[..., None]:
     """Return the `main` of a benchmark, which exits with status 1 if a target is missed.
 
@@ -34,6 +35,7 @@ def benchmark(
         frameworks: those that it can measure, one after the other; --frameworks chooses if there are several.
         rounds: default of --rounds; None for a benchmark without that flag.
         flags: further flags, with argparse's arguments.
+        programs: functions that `program` names, which take words.
     """
     known = dict(flags or {})
     known["--output"] = {"type": output_file, "default": f"runs/{name}.json", "help": "where samples are kept"}
@@ -44,10 +46,14 @@ def benchmark(
         known["--rounds"] = {"type": kind, "default": rounds, "metavar": "N", "help": text}
 
     def main(argv: Sequence[str] | None = None) -> None:
+        words = sys.argv[1:] if argv is None else list(argv)
+        if words[:1] == ["--inside"]:
+            {one.__name__: one for one in programs}[words[1]](*words[2:])
+            return
         parser = Parser(f"python -m allstep.benchmarks.{name}", description)
-        for flag, words in known.items():
-            parser.add_argument(flag, **words)
-        given = parser.parse_args(argv)
+        for flag, options in known.items():
+            parser.add_argument(flag, **options)
+        given = parser.parse_args(words)
         rows: list[Figure] = []
         samples = {}
         with tempfile.TemporaryDirectory(prefix=f"allstep-{name}-") as folder:
@@ -60,6 +66,11 @@ def benchmark(
             sys.exit(1)
 
     return main
+
+
+def program(name: str, function: str, *arguments: object, num_ranks: int | None = None) -> list[str]:
+    """Return the command that runs one of a benchmark's programs in processes of its own."""
+    return job(f"allstep.benchmarks.{name}", "--inside", function, *arguments, num_ranks=num_ranks)
 
 
 QUICK = {"--quick": {"action": "store_true", "help": "only a few steps, as a test of the benchmark"}}

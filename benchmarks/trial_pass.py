@@ -9,14 +9,14 @@ rounds. The exit status is 0 if all targets are reached, 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from allstep.benchmarks.runner import benchmark
+from allstep.benchmarks.runner import benchmark, program
 from allstep.commands.shared.measure import compared
 from allstep.commands.shared.records.figures import Figure
 from allstep.common.base.flag_types import listed, nonempty_text
@@ -24,15 +24,14 @@ from allstep.common.process.exit import run_rank
 
 MODELS = ("timm:resnet10t", "timm:resnet50", "timm:vit_tiny_patch16_224", "torchvision:mobilenet_v3_small")
 _FLAGS = {"--models": {"type": listed(nonempty_text), "default": MODELS, "metavar": "NAME,..."}}
-_PRINTED = "trial and first step:"
 
 
-def train(model: str, started: float) -> None:
-    """Train a step in this process, which began at `started`, and print both times in seconds."""
+def time_trial(model: str, started: str) -> None:
+    """Train a step in this process, which began at `started`; print the seconds of the trial and to the first step."""
     from allstep.common.training.hooks import Hook
     from allstep.pytorch import other_networks, train
 
-    trial, seconds = other_networks._outputs, list[float]()
+    trial, seconds, first_steps = other_networks._outputs, list[float](), list[float]()
 
     def timed(*arguments: object, **options: object) -> object:
         begin = time.time()
@@ -43,21 +42,21 @@ def train(model: str, started: float) -> None:
 
     class FirstStep(Hook):
         def on_step(self, session: object) -> None:
-            print(_PRINTED, sum(seconds), time.time() - started)
+            first_steps.append(time.time() - float(started))
 
     flags = ("--dataset", "synthetic", "--synthetic-samples", "32", "--synthetic-shape", "64", "64", "3")
     with mock.patch.object(other_networks, "_outputs", timed):
         train.main(["--model", model, *flags, "--batch-size", "32", "--epochs", "1"], [FirstStep()])
+    print(json.dumps([sum(seconds), *first_steps]))
 
 
-def seconds_of(model: str) -> tuple[float, float]:
+def seconds_of(model: str) -> list[float]:
     """Return the seconds of the trial, and those to the first step, of a new process."""
-    command = [sys.executable, "-m", "allstep.benchmarks.trial_pass", "--started", str(time.time()), model]
+    command = [sys.executable, *program("trial_pass", "time_trial", model, time.time())[1:]]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    [line] = [line for line in output.splitlines() if line.startswith(_PRINTED)]
-    trial, total = map(float, line.removeprefix(_PRINTED).split())
+    trial, total = json.loads(output.splitlines()[-1])
     print(f"{model}: trial {trial:.3f} s, first step after {total:.2f} s", file=sys.stderr, flush=True)
-    return trial, total
+    return [trial, total]
 
 
 def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
@@ -69,17 +68,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     ], samples
 
 
-measure_all = benchmark("trial_pass", __doc__, measure, frameworks=["pytorch"], rounds=3, flags=_FLAGS)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the networks, each in processes of its own; `--started SECONDS MODEL` is such a process."""
-    words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["--started"]:
-        train(words[2], float(words[1]))
-    else:
-        measure_all(words)
-
+main = benchmark("trial_pass", __doc__, measure, frameworks=["pytorch"], rounds=3, flags=_FLAGS, programs=(time_trial,))
 
 if __name__ == "__main__":
     run_rank(main)

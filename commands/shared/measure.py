@@ -169,11 +169,11 @@ def new_output(directory: Path) -> Path:
     return Path(tempfile.mkdtemp(dir=directory)) / "output"
 
 
-def run_handwritten(directory: Path, commands: Callable[[Path], Sequence[Sequence[str]]]) -> Handwritten:
-    """Run a hand-written script and return what it wrote. Raises BenchmarkFailed if a process failed.
+def run_handwritten(directory: Path, command: Callable[[Path], Sequence[str]]) -> Handwritten:
+    """Run a hand-written script and return what it wrote. Raises BenchmarkFailed if it failed.
 
-    `commands` returns the commands of the script's processes, which write to the given path.
+    `command` returns the script's command, which writes to the given path.
     """
     output = new_output(directory)
-    run(*commands(output))
+    run(command(output))
     return files.read_json(Handwritten, output)
