@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from allstep.commands.forecast.parameters import BOUNDS, Bounds, Parameters
 
@@ -12,42 +11,31 @@ _STEP = 0.01
 _MAX_EVALUATIONS = 25
 
 
-@dataclass(frozen=True)
-class Prior:
-    """Value expected beforehand, and its standard deviation."""
-
-    value: float
-    spread: float
-
-
-def middles() -> dict[str, Prior]:
-    """Return priors that say no more than the bounds."""
-    return {name: Prior(bounds.middle, bounds.spread) for name, bounds in BOUNDS.items()}
-
-
 def fit(
     errors: Callable[[Parameters], Sequence[float]],
-    prior: Mapping[str, Prior],
+    usual: Mapping[str, float],
+    *,
+    known: Mapping[str, float] | None = None,
     bounds: Mapping[str, Bounds] = BOUNDS,
 ) -> Parameters:
     """Return the most likely parameters.
 
-    `errors` returns errors of forecasts over their standard deviations; a parameter whose `prior` has a spread of 0
-    keeps its value.
+    `errors` returns errors of forecasts over their standard deviations, `usual` has the values that are expected
+    beforehand, `known` those that stay as they are.
     """
     import numpy as np
     from scipy.optimize import least_squares
 
-    free = [name for name, expected in prior.items() if expected.spread > 0]
-    fixed = {name: expected.value for name, expected in prior.items() if name not in free}
+    fixed = known or {}
+    free = [name for name in usual if name not in fixed]
     low, width = (
         np.array(values)
         for values in zip(
             *((bounds[name].minimum, bounds[name].maximum - bounds[name].minimum) for name in free), strict=True
         )
     )
-    expected = np.array([prior[name].value for name in free])
-    spread = np.array([prior[name].spread for name in free])
+    expected = np.array([usual[name] for name in free])
+    spread = np.array([bounds[name].spread for name in free])
 
     def parameters(shares: np.ndarray) -> Parameters:
         return Parameters(**fixed, **dict(zip(free, (low + width * shares).tolist(), strict=True)))
@@ -86,10 +74,8 @@ def calibrated(
         known: values that are not calibrated.
         bounds: CPU_BOUNDS for ranks that compute on CPUs.
     """
-    prior = {name: Prior(value, bounds[name].spread) for name, value in usual.items()}
-    prior |= {name: Prior(value, 0.0) for name, value in (known or {}).items()}
 
     def errors(parameters: Parameters) -> list[float]:
         return [(forecast(parameters) - measured) / ERROR for forecast, measured in forecasts]
 
-    return fit(errors, prior, bounds)
+    return fit(errors, usual, known=known, bounds=bounds)

@@ -12,9 +12,9 @@ import pytest
 
 from allstep.benchmarks import forecast_fit
 from allstep.commands.forecast import command
-from allstep.commands.forecast.fitting import Prior, calibrated, fit
+from allstep.commands.forecast.fitting import calibrated, fit
 from allstep.commands.forecast.interval import deviated, deviation, distance, efficiency_range
-from allstep.commands.forecast.parameters import BOUNDS, fitted, read_packaged
+from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import KINDS, Site
 from allstep.commands.forecast.validation import PUBLISHED, System, check, published_points, read_publication
 from allstep.common.files.schema import Mismatch
@@ -90,9 +90,13 @@ def test_a_fit_finds_the_parameters_that_made_the_measurements():
     true = dataclasses.replace(fitted().values, rdma=0.65, contention=0.7)
     points = [point for point in published_points() if point.publication in ("ddp", "goyal", "paddle")]
     measured = [point.forecast(true) for point in points]
-    prior = {name: Prior(value, 0.0) for name, value in vars(true).items()}
-    prior |= {name: Prior(BOUNDS[name].middle, 10 * BOUNDS[name].spread) for name in ("rdma", "contention")}
-    found = fit(lambda p: [100 * (point.forecast(p) - one) for point, one in zip(points, measured, strict=True)], prior)
+    usual = {name: BOUNDS[name].middle for name in ("rdma", "contention")}
+    known = {name: value for name, value in vars(true).items() if name not in usual}
+
+    def errors(parameters: Parameters) -> list[float]:
+        return [1000 * (point.forecast(parameters) - one) for point, one in zip(points, measured, strict=True)]
+
+    found = fit(errors, usual, known=known)
     assert found.rdma == pytest.approx(0.65, abs=0.05) and found.contention == pytest.approx(0.7, abs=0.05)
     assert found.crowding == true.crowding
 
