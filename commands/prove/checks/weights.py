@@ -17,13 +17,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     """Compare digests of weights and slots before the first step."""
     if any(error in runs.together.failure for error in _AT_ONCE):
         steps = next(iter(runs.together.steps(1)), ())
-        yield Finding(
-            "weights-differ",
-            "ranks start from different weights, so that they train different models",
-            runs.together.failure,
-            _broadcast_of_weights(runs.together.ranks[0]),
-            steps[0].line if steps else "",
-        )
+        yield _apart(runs.together, runs.together.failure, steps[0].line if steps else "")
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
         pairs = ((steps, parted(runs.together, steps)) for steps in runs.together.steps(optimizer) if steps[0].weights)
@@ -31,14 +25,9 @@ def check(runs: Runs) -> Iterator[Finding]:
         if first is None:
             continue
         if names:
-            yield Finding(
-                "weights-differ",
-                "ranks start from different weights, so that they train different models",
-                f"before step {first[0].number}, {listed(names)} of {len(first[0].weights)} weights have other values "
-                "on other ranks",
-                _broadcast_of_weights(runs.together.ranks[0]),
-                first[0].line,
-            )
+            which = f"{listed(names)} of {len(first[0].weights)} weights"
+            evidence = f"before step {first[0].number}, {which} have other values on other ranks"
+            yield _apart(runs.together, evidence, first[0].line)
         elif names := differing([step.state for step in first]):
             yield Finding(
                 "optimizer-state-differs",
@@ -48,6 +37,11 @@ def check(runs: Runs) -> Iterator[Finding]:
                 "torch.distributed load it on every rank",
                 first[0].line,
             )
+
+
+def _apart(run: Run, evidence: str, line: str) -> Finding:
+    what = "ranks start from different weights, so that they train different models"
+    return Finding("weights-differ", what, evidence, _broadcast_of_weights(run.ranks[0]), line)
 
 
 def check_later(runs: Runs) -> Iterator[Finding]:

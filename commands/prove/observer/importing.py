@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -15,11 +15,11 @@ from allstep.commands.prove.observer.observer import Observer
 _HERE = __package__
 # Modules of this package whose `install` hooks a library, by library.
 _OBSERVERS = {
-    "torch": f"{_HERE}.pytorch",
-    "horovod.torch": f"{_HERE}.horovod_pytorch",
-    "tensorflow": f"{_HERE}.tf_distribute",
-    "keras": f"{_HERE}.keras",
-    "horovod.tensorflow": f"{_HERE}.horovod_tensorflow",
+    "torch": ("pytorch",),
+    "horovod.torch": ("horovod_pytorch",),
+    "tensorflow": ("tf_distribute",),
+    "keras": ("keras_values", "keras_models", "keras_gradients", "keras_fit"),
+    "horovod.tensorflow": ("horovod_tensorflow",),
 }
 
 
@@ -27,7 +27,13 @@ def install(observer: Observer) -> None:
     """Hook the libraries that this process will import."""
 
     def hook_of(name: str) -> Callable[[Any], None]:
-        return lambda _: importlib.import_module(_OBSERVERS[name]).install(observer)
+        def hook(library: Any) -> None:
+            if name == "keras" and library.backend.backend() != "tensorflow":
+                return
+            for observers in _OBSERVERS[name]:
+                importlib.import_module(f"{_HERE}.{observers}").install(observer)
+
+        return hook
 
     hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS})
 
@@ -42,7 +48,7 @@ def hook_modules(observer: Observer, hooks: dict[str, Callable[[Any], None]]) ->
 
 
 class _Finder(MetaPathFinder):
-    """Finds the libraries as Python does, but loads them by `_Loader`."""
+    """Finds the libraries as Python does, and hooks each once it is loaded."""
 
     def __init__(self, hooks: dict[str, Callable[[Any], None]]) -> None:
         self._hooks = hooks
@@ -52,23 +58,11 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec and spec.loader:
-            spec.loader = _Loader(spec.loader, self._hooks[name])
+            load = spec.loader.exec_module
+
+            def load_and_hook(module: ModuleType) -> None:
+                load(module)
+                self._hooks[name](module)
+
+            vars(spec.loader)["exec_module"] = load_and_hook
         return spec
-
-
-class _Loader(Loader):
-    """Loads a module by another loader, and then calls a function."""
-
-    def __init__(self, loader: Any, loaded: Callable[[Any], None]) -> None:
-        self._loader, self._loaded = loader, loaded
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # Later requests to the module's loader (resources, sources) must reach the real one.
-        module.__loader__ = self._loader
-        if module.__spec__:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._loaded(module)
