@@ -7,29 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from allstep.commands.shared import rank, turns
 from allstep.commands.shared.records.measured import EpochResult
+from allstep.common.api.session import History
 from allstep.common.base.flag_types import Parser
 from allstep.common.process.exit import run_rank
-from allstep.common.reporting.base import Reporter
 from allstep.common.training.hooks import Hook
 
-
-class Recorder(Reporter):
-    """Keeps what the engine reports of each epoch, on every rank, and prints nothing."""
-
-    def __init__(self) -> None:
-        self.epochs: list[EpochResult] = []
-        self.seconds: list[float] = []
-        """Duration of each epoch."""
-
-    def event(self, name: str, **fields: Any) -> None:
-        if name == "epoch":
-            curve = ("epoch", "train_loss", "validation_loss", "validation_accuracy")
-            self.epochs.append(EpochResult(*map(fields.__getitem__, curve), seconds=fields["cumulative_seconds"]))
-            self.seconds.append(fields["epoch_seconds"])
+_CURVE = ("epoch", "train_loss", "validation_loss", "validation_accuracy", "cumulative_seconds")
 
 
 class TurnAfterEpoch(Hook):
@@ -47,17 +33,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("python -m allstep.commands.shared.real", __doc__)
     rank.add_flags(parser)
     flags, trainer_flags = parser.parse_known_args(argv)
-    session, recorder = rank.open_session(flags.framework, trainer_flags), Recorder()
+    session, history = rank.open_session(flags.framework, trainer_flags), History()
     if session is None:
         return
     worker = session.worker
     wait_for_turn = turns.join(flags.turns, worker.collectives.world_size)
     wait_for_turn()
     hooks = [TurnAfterEpoch(wait_for_turn)]
-    dataclasses.replace(session, hooks=hooks, open_reporter=lambda *_: recorder).train()
+    dataclasses.replace(session, hooks=hooks, open_reporter=lambda *_: history).train()
     # The first epoch warms up.
-    blocks = rank.blocks(recorder.seconds[1:], len(session.dataset.train), worker.collectives)
-    rank.write(flags, session.placement.rank, worker, blocks, epochs=tuple(recorder.epochs))
+    seconds = [epoch["epoch_seconds"] for epoch in history.epochs[1:]]
+    blocks = rank.blocks(seconds, len(session.dataset.train), worker.collectives)
+    epochs = tuple(EpochResult(*(epoch[name] for name in _CURVE)) for epoch in history.epochs)
+    rank.write(flags, session.placement.rank, worker, blocks, epochs=epochs)
 
 
 if __name__ == "__main__":

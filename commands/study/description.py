@@ -1,25 +1,6 @@
 """The description of a study: a short YAML file that defines what is trained, what is measured and what is expected.
 
-    title: Accuracy against batch size
-    question: What does a larger batch cost, and which schedule wins it back?
-    expectation: Without scaling accuracy falls ...
-    source: Goyal et al. 2017, sections 2.1 and 2.2
-    flags: {model: cnn, epochs: 20}
-    x: {label: global batch size, flag: global-batch-size, values: [32, 1024]}
-    series:
-      fixed rate: {}
-      linear scaling: {lr-scaling: linear}
-    figures:
-      - {y: validation_accuracy, x_scale: log10}
-    claims:
-      - says: At 1024 the unscaled run is clearly worse.
-        measure: validation_accuracy
-        of: ["fixed rate, 1024"]
-        against: fixed rate, 32
-        worse_by: 0.01
-
-Every series is trained at every x with every seed. In addition to the trainers' flags, `flags` and series may have
-`framework`, `ranks` and `slow-rank`. Measures are fields of metrics.jsonl.
+docs/studies.md explains one. Every series is trained at every x with every seed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 from allstep.commands.shared.launchers import train_command
 from allstep.commands.study.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants
-from allstep.commands.tune.space import words_of
+from allstep.common.api.session import words_of
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import flag_name, max_local_ranks
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES

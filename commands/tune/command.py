@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 
 from allstep.commands.shared.jobs import Outcome, run_job
 from allstep.commands.shared.records.files import command
-from allstep.commands.tune.space import Space, corners, read_space, words_of
+from allstep.commands.tune.space import Space, corners, read_space
 from allstep.commands.tune.study import DIRECTIONS, keep_trials, next_trial, open_study
+from allstep.common.api.session import words_of
 from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import MAX_COUNT, WEEK, Parser, nonempty_path, nonempty_text, number, one_of, whole
 from allstep.common.base.progress_bar import ProgressBar

@@ -1,10 +1,4 @@
-"""The search space of `allstep tune`: a YAML file of the trainers' flags and the values to try for each.
-
-base-lr: {low: 1.0e-4, high: 1.0, log: true}
-momentum: {low: 0.0, high: 0.99}
-global-batch-size: {low: 32, high: 256, step: 32}
-optimizer: [sgd, nesterov]
-"""
+"""The search space of `allstep tune`: flags of the trainers, and the values to try for each, as its help shows."""
 
 from __future__ import annotations
 
@@ -58,17 +52,6 @@ def corners(space: Space) -> list[dict[str, Value]]:
     values = {name: _ends(distribution) for name, distribution in space.items()}
     maximum = max(map(len, values.values()))
     return [{name: ends[number % len(ends)] for name, ends in values.items()} for number in range(maximum)]
-
-
-def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the words that give these values to the trainers; a list becomes several words of one flag."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
 
 
 def as_written(found: BaseDistribution) -> Any:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from allstep.commands.shared.rank import open_session
-from allstep.commands.shared.real import Recorder
 from allstep.commands.tune.study import DIRECTIONS, trial_of
+from allstep.common.api.session import History
 from allstep.common.base.flag_types import Parser, nonempty_path, one_of, whole
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.process.exit import run_rank
@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if session is None:
         return
     trial = trial_of(flags.study, flags.number) if session.placement.rank == 0 else None
-    recorder = Recorder()
+    history = History()
 
     def value() -> float:
-        return getattr(recorder.epochs[-1], f"validation_{flags.metric}")
+        return history.epochs[-1][f"validation_{flags.metric}"]
 
     pruning = Pruning(trial, value)
-    dataclasses.replace(session, hooks=[pruning], open_reporter=lambda *_: recorder).train()
+    dataclasses.replace(session, hooks=[pruning], open_reporter=lambda *_: history).train()
     if trial is not None:
         trial.set_user_attr("is_pruned", pruning.is_pruned)
         trial.set_user_attr("value", value())

@@ -17,8 +17,9 @@ from ranks import full, run
 from allstep.commands.report import command as report
 from allstep.commands.shared.jobs import environment
 from allstep.commands.tune import command as tune
-from allstep.commands.tune.space import corners, read_space, words_of
+from allstep.commands.tune.space import corners, read_space
 from allstep.commands.tune.study import open_study
+from allstep.common.api.session import words_of
 from allstep.common.cli.command_line import parse
 from allstep.common.files.strict_yaml import load
 from allstep.common.launch.placement import ALONE
