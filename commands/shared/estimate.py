@@ -36,15 +36,10 @@ def estimate(samples: Sequence[float]) -> Estimate:
     where the mean of many repetitions would be; where the next sample will be, the standard deviation tells.
     """
     num, mean = len(samples), statistics.fmean(samples)
-    stdev = statistics.stdev(samples) if num > 1 else 0.0
-    half = half_width(stdev, num)
+    stdev = half = 0.0
+    if num > 1:
+        from scipy.special import stdtrit
+
+        stdev = statistics.stdev(samples)
+        half = float(stdtrit(num - 1, (1 + CONFIDENCE) / 2)) * stdev / math.sqrt(num)
     return Estimate(num, statistics.median(samples), mean, mean - half, mean + half, stdev, min(samples), max(samples))
-
-
-def half_width(stdev: float, num: int) -> float:
-    """Return half the confidence interval of the mean of `num` samples with deviation `stdev`; 0 for one sample."""
-    if num == 1:
-        return 0.0
-    from scipy.special import stdtrit
-
-    return float(stdtrit(num - 1, (1 + CONFIDENCE) / 2)) * stdev / math.sqrt(num)

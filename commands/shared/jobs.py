@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from typing import IO, Literal
 from allstep.commands.shared import process_tree
 
 _NUM_LOG_LINES = 30
+_GRACE_SECONDS = 5.0
+"""Time for a launcher to end its ranks on other hosts, which only the launcher can do."""
 
 Status = Literal["ok", "failed", "timeout"]
 
@@ -119,16 +122,24 @@ class Job:
         Returns: the deadline, on the clock of `time.monotonic`.
         """
         if self._deadline is None:
-            self._deadline = process_tree.ask_to_end(self.processes)
+            for process in self.processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+            self._deadline = time.monotonic() + _GRACE_SECONDS
         return self._deadline
 
     def end(self) -> None:
         """End the job with every process that it has started."""
-        process_tree.end(self.processes, self.mark, deadline=self.ask_to_end())
+        deadline = self.ask_to_end()
+        while time.monotonic() < deadline and any(process.poll() is None for process in self.processes):
+            time.sleep(process_tree.POLL_SECONDS)
+        self.kill()
 
     def kill(self) -> None:
         """Kill the job with every process that it has started, without asking first."""
-        process_tree.end(self.processes, self.mark, deadline=time.monotonic())
+        process_tree.kill(self.mark)
+        for process in self.processes:
+            process.wait()
 
     def result(self) -> tuple[Status, str | None] | None:
         """Return status and reason if all commands have ended or one has failed; None while they run."""

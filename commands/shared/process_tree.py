@@ -13,13 +13,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 VARIABLE = "ALLSTEP_JOB"
 POLL_SECONDS = 0.05
-# Time for a launcher to end its ranks on other hosts, which only the launcher can do.
-_GRACE_SECONDS = 5.0
 
 
 def new_mark() -> str:
@@ -59,23 +57,6 @@ def guardian() -> Iterator[Callable[[str], None]]:
             marks.flush()
 
         yield guard
-
-
-def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
-    """Ask launches to end with all their processes; return the deadline, on the monotonic clock."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    return time.monotonic() + _GRACE_SECONDS
-
-
-def end(processes: Sequence[subprocess.Popen], mark: str, *, deadline: float) -> None:
-    """Kill all processes of launches that were asked to end and still run at the deadline."""
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(POLL_SECONDS)
-    kill(mark)
-    for process in processes:
-        process.wait()
 
 
 if __name__ == "__main__":  # the guardian: its input ends when its parent does
