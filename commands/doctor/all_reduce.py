@@ -54,18 +54,16 @@ def measure(hosts: Sequence[Host]) -> Measurement | str:
 
 def check_host(found: Measurement | str) -> Finding:
     """Check the all-reduce among the ranks of a host, whose link is memory."""
-    if failed := _failure(found, "on this host"):
-        return failed
-    assert isinstance(found, Measurement)
+    if isinstance(found, str) or not found.right:
+        return _failure(found, "on this host")
     link = f"a copy in memory has {size(found.copy_bandwidth)}/s"
     return ok("all-reduce", f"{ranks(found.num_ranks)}: {_bandwidth(found)} ({link})")
 
 
 def check_across(found: Measurement | str, megabits: int) -> Finding:
     """Check the all-reduce with one rank per host; `megabits` is the network's speed in Mbit/s, 0 if not known."""
-    if failed := _failure(found, "across hosts"):
-        return failed
-    assert isinstance(found, Measurement)
+    if isinstance(found, str) or not found.right:
+        return _failure(found, "across hosts")
     expected = megabits * 1e6 / 8
     text = f"{found.num_ranks} hosts: {_bandwidth(found)}"
     if not megabits:
@@ -81,9 +79,7 @@ def _bandwidth(found: Measurement) -> str:
     return f"{size(found.bus_bandwidth)}/s of bus bandwidth, messages of {size(found.num_bytes)}"
 
 
-def _failure(found: Measurement | str, where: str) -> Finding | None:
+def _failure(found: Measurement | str, where: str) -> Finding:
     if isinstance(found, str):
         return fault("all-reduce", f"fails {where}: {found}", "fix the faults above; try allstep collectives")
-    if not found.right:
-        return fault("all-reduce", f"gives a wrong sum {where}", "take the host out, and test its memory")
-    return None
+    return fault("all-reduce", f"gives a wrong sum {where}", "take the host out, and test its memory")

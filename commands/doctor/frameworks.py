@@ -18,9 +18,9 @@ from allstep.common.files import strict_json
 from allstep.common.files.records import from_json
 from allstep.common.launch.horovod_build import HorovodBuild, read_build
 from allstep.common.process.installation import Installation
+from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 _SECONDS = 60
-_PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow"}
 _NOT_INSTALLED = "not installed"
 
 
@@ -46,7 +46,7 @@ def read() -> Frameworks:
 
 
 def _ask(framework: str) -> Installation | str:
-    if importlib.util.find_spec(_PACKAGES[framework]) is None:
+    if importlib.util.find_spec(FRAMEWORK_PACKAGES[framework]) is None:
         return _NOT_INSTALLED
     command = [sys.executable, "-m", f"allstep.{framework}.installation"]
     try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from allstep.commands.shared.process_tree import POLL_SECONDS
 from allstep.commands.shared.records.runs import FILE
 from allstep.commands.soak.faults import CLEAN_SECONDS, Violation
 from allstep.commands.soak.training import Training, training
@@ -24,7 +25,6 @@ from allstep.common.launch.rendezvous import free_ports
 KILLED, FROZEN, LEFT, CUT = "a killed rank", "a frozen rank", "a host that leaves and returns", "a cut link"
 NUM_RANKS = 4
 PATIENCE_SECONDS = 120
-POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)

@@ -49,37 +49,13 @@ class Wrapped:
         return getattr(self.original, name)
 
 
-class _FaultyOnce(Wrapped):
-    """Proxy of an object in which one call fails."""
-
-    def __init__(self, original: Any, step: int, instead: Callable[..., Any]) -> None:
-        """Set up that `instead` is called in place of call number `step`, with the method and its arguments."""
-        super().__init__(original)
-        self._step, self._instead, self._numbers = step, instead, itertools.count(1)
-
-    def _call(self, method: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        if next(self._numbers) == self._step:
-            return self._instead(method, *arguments, **keywords)
-        return method(*arguments, **keywords)
-
-
-class FaultyWorker(_FaultyOnce):
-    """A worker in which one training step fails."""
-
-    def train_step(self, *arguments: Any) -> Any:
-        return self._call(self.original.train_step, *arguments)
-
-
-class FaultySplit(_FaultyOnce):
-    """A split in which reading one batch fails; it is read in the training loop's own thread."""
+class _Split(Wrapped):
+    """A split that is read in the training loop's own thread."""
 
     parallel = False
 
     def __len__(self) -> int:
         return len(self.original)
-
-    def read(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._call(self.original.read, *arguments, **keywords)
 
 
 def raise_at(session: TrainingRun, step: int) -> TrainingRun:
@@ -119,7 +95,8 @@ def hang_after(session: TrainingRun, step: int) -> TrainingRun:
 
 def get_stuck_at(session: TrainingRun, step: int) -> TrainingRun:
     """Never return the batch of step `step`."""
-    split = FaultySplit(session.dataset.train, step, lambda *_, **__: time.sleep(1e6))
+    split = _Split(session.dataset.train)
+    vars(split)["read"] = _once(split.original.read, step, lambda *_, **__: time.sleep(1e6))
     return dataclasses.replace(session, dataset=dataclasses.replace(session.dataset, train=split))
 
 
@@ -144,7 +121,21 @@ FAULTS = {
 
 
 def _with_step(session: TrainingRun, step: int, instead: Callable) -> TrainingRun:
-    return dataclasses.replace(session, worker=FaultyWorker(session.worker, step, instead))
+    worker = Wrapped(session.worker)
+    vars(worker)["train_step"] = _once(worker.original.train_step, step, instead)
+    return dataclasses.replace(session, worker=worker)
+
+
+def _once(method: Callable, number: int, instead: Callable) -> Callable:
+    """Return the method, of which one call is to `instead`, with the method and its arguments."""
+    numbers = itertools.count(1)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if next(numbers) == number:
+            return instead(method, *arguments, **keywords)
+        return method(*arguments, **keywords)
+
+    return call
 
 
 if __name__ == "__main__":

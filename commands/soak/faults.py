@@ -7,13 +7,13 @@ import signal
 import time
 from dataclasses import dataclass
 
+from allstep.commands.shared import process_tree
 from allstep.commands.soak.training import Training
 
 # Limits for a job to end after a fault, and for its processes to be gone. A stall is reported after STALL_SECONDS.
 END_SECONDS = 15
 CLEAN_SECONDS = 10
 STALL_SECONDS = 3
-POLL_SECONDS = 0.05
 REPORTED = re.compile(r"allstep: ranks? \d.* stopped")
 
 
@@ -103,7 +103,7 @@ def check_ended(run: Training, kind: Kind) -> float | None:
     while left := run.left():
         if time.monotonic() > deadline:
             raise Violation(f"left the processes {left}: {run.printed()}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(process_tree.POLL_SECONDS)
     output = run.printed()
     if run.reported_its_end():
         return None
