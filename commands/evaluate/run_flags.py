@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from allstep.common.api.session import words_of
 from allstep.common.base.errors import UserError
-from allstep.common.base.flag_types import flag_name
+from allstep.common.base.flag_types import flag_name, flag_value
 from allstep.common.catalog import user_file
+from allstep.common.cli.validation import DATA_FLAGS
+from allstep.common.config.data_config import DataConfig
 from allstep.common.training.trained import Trained
 
 _NETWORK = ("model", "model-args", "model-depth", "model-width", "loss", "precision", "seed")
@@ -27,9 +29,10 @@ def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
 
     Raises UserError if the run names code, or an object of a program, that the user has not named.
     """
-    names = set(map(flag_name, given))
-    kept = (*_NETWORK, *_PICTURES, *(() if "dataset" in names else _DATA))
-    config = trained.config
+    names, config = set(map(flag_name, given)), trained.config
+    kind = DataConfig(dataset=flag_value(given, "dataset") or str(config.get("dataset"))).kind
+    pictures = [name for name in _PICTURES if kind in DATA_FLAGS[name.replace("-", "_")]]
+    kept = (*_NETWORK, *pictures, *(() if "dataset" in names else _DATA))
     flags = {name: config[name] for name in kept if config.get(name) not in (None, [], False) and name not in names}
     for name in user_file.FLAGS:
         if flags.get(name) == user_file.PROGRAM:

@@ -250,11 +250,12 @@ def _check_ramp(config: TrainConfig, framework: str) -> None:
 _OF_SAMPLES = tuple(name for name in FORMATS if name != "text")
 # Kinds of data sets that use a flag.
 DATA_FLAGS = {
-    "task": (*_OF_SAMPLES, PYTHON, PROGRAM),
+    **dict.fromkeys(("task", "input_fields", "target_field"), (*_OF_SAMPLES, PYTHON, PROGRAM)),
+    "validation_share": ("image-folder", *_OF_SAMPLES, PYTHON, PROGRAM),
     "text_tokens": ("text",),
     "data_workers": (PYTHON, PROGRAM),
     "validation_part": ("image-folder", *_OF_SAMPLES),
-    "exif_orientation": ("image-folder", *(name for name in _OF_SAMPLES if name != "npz")),
+    **dict.fromkeys(("exif_orientation", "image_size"), ("image-folder", *_OF_SAMPLES[1:])),
 }
 
 

@@ -54,10 +54,8 @@ def load(config: DataConfig) -> Dataset:
         EncodedSplit(train, config=config, pool=pool, augmented=True),
         EncodedSplit(validation or train, config=config, pool=pool, augmented=False),
     )
-    if validation is None:
-        splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=str(train.folder))
     return Dataset(
-        *splits,
+        *hold_out(*splits, config, train.folder, has_own=validation is not None),
         input_shape=(config.image_size, config.image_size, 3),
         num_classes=len(train.classes),
         mean=MEAN,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Split
+from allstep.common.data.passed_over import tell
 from allstep.common.data.sharding import sample_order
 
 # An epoch number that training never uses, so that the choice of samples is independent of the order of any epoch.
@@ -35,19 +37,25 @@ class Subset:
         return self.whole.read(self.indices[indices], epoch=epoch)
 
 
-def hold_out(train: Split, validation: Split, *, share: float, seed: int, where: str) -> tuple[Subset, Subset]:
+def hold_out(
+    train: Split, validation: Split, config: DataConfig, where: object, *, has_own: bool
+) -> tuple[Split, Split]:
     """Return `train` without a share of its samples, and this share of `validation`: the same samples, not augmented.
 
-    The choice depends only on the number of samples, the share and the seed; both subsets have at least one sample.
-    Raises UserError if there are fewer than two samples.
+    A data set that `has_own` validation part keeps both. The choice depends only on the number of samples, the share
+    and the seed; both subsets have at least one sample. Raises UserError if there are fewer than two samples.
     """
+    if has_own:
+        if config.validation_share != DataConfig.validation_share:
+            tell(f"--validation-share has no effect on {quote(where)}, which has a part to validate on; leave it out")
+        return train, validation
     num_samples = len(train)
     if num_samples < 2:
         raise UserError(
             f"expected at least 2 samples in {where}, of which one is held out to validate, received {num_samples}; "
             "add samples"
         )
-    order = sample_order(np.arange(num_samples), num_samples, seed=seed, epoch=_EPOCH)
-    num_validation = min(max(1, round(share * num_samples)), num_samples - 1)
+    order = sample_order(np.arange(num_samples), num_samples, seed=config.seed, epoch=_EPOCH)
+    num_validation = min(max(1, round(config.validation_share * num_samples)), num_samples - 1)
     held, rest = np.sort(order[:num_validation]), np.sort(order[num_validation:])
     return Subset(train, rest), Subset(validation, held)

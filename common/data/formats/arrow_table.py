@@ -62,8 +62,7 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
         return EncodedSplit(part, config=config, pool=pool, augmented=augmented)
 
     splits = split(tables[0], augmented=True), split(tables[-1], augmented=False)
-    if not validation:
-        splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=config.dataset)
+    splits = hold_out(*splits, config, config.dataset, has_own=bool(validation))
     return describe(*splits, where=config.dataset, task=config.task, scale=(MEAN, STD) if pool else None)
 
 

@@ -80,8 +80,7 @@ def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
         return EncodedSplit(part, config=config, pool=pool, augmented=augmented) if pool else NumbersSplit(part)
 
     splits = split(train, augmented=True), split(validation or train, augmented=False)
-    if validation is None:
-        splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=config.dataset)
+    splits = hold_out(*splits, config, config.dataset, has_own=validation is not None)
     return describe(*splits, where=config.dataset, task=config.task, scale=(MEAN, STD) if pool else None)
 
 

@@ -51,9 +51,8 @@ def load(config: DataConfig) -> Dataset:
             f"expected arrays of numbers as numpy.savez writes them in {path}, received something else "
             f"({summary(error)}); write it again"
         ) from error
-    if validation is None:
-        train, validation = hold_out(train, train, share=config.validation_share, seed=config.seed, where=str(path))
-    return describe(train, validation, where=str(path), task=config.task)
+    parts = hold_out(train, validation or train, config, path, has_own=validation is not None)
+    return describe(*parts, where=str(path), task=config.task)
 
 
 def _declared_bytes(archive: zipfile.ZipFile, size: int) -> int:

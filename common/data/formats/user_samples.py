@@ -30,10 +30,9 @@ def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -
     if config.data_workers and not is_map_style(train):
         raise UserError(f"--data-workers (data_workers) needs a map-style data set, and {where} is none; leave it out")
     split = as_split(train, where, config)
-    if validation is None:
-        parts = hold_out(split, split, share=config.validation_share, seed=config.seed, where=where)
-        return describe(*parts, where=where, task=config.task)
-    return describe(split, as_split(validation, where, config), where=where, task=config.task)
+    held = split if validation is None else as_split(validation, where, config)
+    parts = hold_out(split, held, config, where, has_own=validation is not None)
+    return describe(*parts, where=where, task=config.task)
 
 
 def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Split:

@@ -253,6 +253,9 @@ def test_what_needs_an_output_directory(flag):
         ("--task classification", "image-folder"),
         ("--text-tokens bytes", "text"),
         ("--exif-orientation", "synthetic"),
+        ("--validation-share 0.2", "digits"),
+        ("--image-size 64", "cifar10"),
+        ("--input-fields x", "mnist"),
     ],
 )
 def test_flags_that_a_data_set_would_ignore(flags, dataset):

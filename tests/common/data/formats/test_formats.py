@@ -150,6 +150,16 @@ def test_a_share_is_held_out_by_the_seed(kind, tmp_path):
     assert held(0) == held(0) != held(1)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.25])
+def test_a_share_beside_a_validation_part_is_told(share, tmp_path, capsys):
+    for name, part in (("train", TRAIN), ("val", VALIDATION)):
+        parquet(tmp_path / name, part, images=False)
+    dataset = opened(f"parquet:{tmp_path}", tmp_path / "cache", validation_share=share)
+    assert len(dataset.validation) == len(LABELS[VALIDATION])
+    told = "allstep: warning: --validation-share has no effect on parquet:"
+    assert capsys.readouterr().err.count(told) == (share != 0.1)
+
+
 @pytest.mark.parametrize("task", ["next-token", "classification"])
 @pytest.mark.parametrize("kind", ["npz", *WRITERS])
 def test_tokens(kind, task, tmp_path):
