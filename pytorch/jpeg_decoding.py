@@ -7,7 +7,6 @@ image is resized separately, so its pixels do not depend on the rest of the batc
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from allstep.common.base.errors import UserError, summary
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import warn
 from allstep.common.data.images.crop import cut
 from allstep.common.data.images.encoded import EncodedImage
 
@@ -76,10 +75,9 @@ class JpegDecoder:
             pixels[number] = torch.from_numpy(image)
         if on_cpu and self._tells:
             self._tells = False
-            print_line(
-                f"allstep: warning: the CPU decodes {len(on_cpu)} of {len(images)} images of a batch under --decode "
-                "gpu, and others like them: PNG, CMYK, damaged or of more than 4096 pixels a side",
-                sys.stderr,
+            warn(
+                f"the CPU decodes {len(on_cpu)} of {len(images)} images of a batch under --decode "
+                "gpu, and others like them: PNG, CMYK, damaged or of more than 4096 pixels a side"
             )
         return pixels
 

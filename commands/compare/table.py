@@ -12,6 +12,7 @@ from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.shared.page.document import Table, amount, mebibytes, median, print_table, share
 from allstep.common.base.errors import printable
+from allstep.common.base.terminal import print_line
 
 
 def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:
@@ -22,8 +23,9 @@ def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:
         print_table(replace(table_of(rows), caption=title))
         for cell in rows:
             if remark := note(cell):
-                print(printable(f"  {name_of(cell)} on {cell.ranks}: {remark}"))
-        print("\n".join(filter(None, (*answers(rows), resolution(rows)))))
+                print_line(printable(f"  {name_of(cell)} on {cell.ranks}: {remark}"))
+        for line in filter(None, (*answers(rows), resolution(rows))):
+            print_line(printable(line))
     print("Medians over repetitions; spread is the standard deviation of a launch. Efficiencies are ratios within a")
     print(f"round; compare.json has all {len(rules)} rules.")
 

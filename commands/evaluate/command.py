@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from allstep.commands.evaluate.run_flags import words_for
 from allstep.commands.shared.records.files import output_file
 from allstep.common.api.user_parts import Parts
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, printable, quote
 from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS
@@ -157,7 +157,7 @@ def _lines(found: Evaluation, dataset: Dataset) -> list[str]:
         if isinstance(values, list):
             labels = dataset.class_names if len(dataset.class_names) == len(values) else range(len(values))
             lines.append(f"{_title(name)}:")
-            lines += [f"  {label}: {_row(value)}" for label, value in zip(labels, values, strict=True)]
+            lines += [f"  {printable(str(label))}: {_row(value)}" for label, value in zip(labels, values, strict=True)]
     return lines
 
 

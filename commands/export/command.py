@@ -26,8 +26,9 @@ import numpy as np
 
 from allstep.commands.evaluate.run_flags import words_for
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.common.base.errors import UserError, first_paragraph, quote
+from allstep.common.base.errors import UserError, first_paragraph, printable, quote
 from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
+from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
@@ -153,8 +154,7 @@ def _export(
         _write(flags.to, partial, framework, network, trained, scales=flags.with_preprocessing)
         apart = _difference(flags.to, partial, normalised, expected, _library(config, trained), network)
         if apart > TOLERANCE:
-            print(f"allstep: {flags.to} differs from the run by {apart:.3g}, above {TOLERANCE:g}; nothing is written",
-                  file=sys.stderr)  # fmt: skip
+            note(f"{flags.to} differs from the run by {apart:.3g}, above {TOLERANCE:g}; nothing is written")
             sys.exit(1)
         os.replace(partial, target)
     finally:
@@ -166,7 +166,8 @@ def _export(
     page = target.with_name(f"{target.name}.md")
     with write_atomically(page) as stream:
         stream.write(card(trained, flags.to, target.name, **taken).encode(errors="replace"))
-    print(f"{target}: outputs for {len(samples)} samples are equal to {apart:.1e}; its model card is {page}")
+    equal = f"outputs for {len(samples)} samples are equal to {apart:.1e}"
+    print_line(printable(f"{target}: {equal}; its model card is {page}"))
 
 
 def _write(form: str, path: Path, framework: str, network: Any, trained: Trained, *, scales: bool) -> None:

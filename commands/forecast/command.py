@@ -44,6 +44,8 @@ from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import LARGEST_ERROR, MIN_COVERAGE, check, published_points
 from allstep.commands.shared.page.document import print_table
 from allstep.commands.shared.records import files
+from allstep.common.base.errors import printable
+from allstep.common.base.terminal import print_line
 
 _CALIBRATED = "as in the runs"
 """Name of a cost that comes from calibrated values, which no run separates."""
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _forecast(flags: Namespace, question: Question, command: str) -> None:
     rows = [_row(flags, question, num_ranks) for num_ranks in flags.ranks]
-    print("\n".join([*_assumptions(flags, question), ""]))
+    print_line("\n".join([*map(printable, _assumptions(flags, question)), ""]))
     print_table(table_of(rows))
     if (control_planes := control_table(rows)).rows:
         print_table(control_planes)

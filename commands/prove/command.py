@@ -25,6 +25,7 @@ from allstep.commands.prove.runs import Runs
 from allstep.commands.shared.launchers import LAUNCHERS
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, number, one_of, whole
+from allstep.common.base.terminal import print_line
 from allstep.common.files.regular_file import read_regular
 from allstep.common.process.exit import run_rank
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = findings(runs)
     if runs.together.failure and not found:
         raise script.refusal(runs.together, runs.together.failure)
-    print(as_json(script, runs, found) if flags.json else report(script, runs, found))
+    print_line(as_json(script, runs, found) if flags.json else report(script, runs, found))
     if found:
         sys.exit(1)
 

@@ -25,8 +25,9 @@ from allstep.commands.study.records import StudyResult
 from allstep.commands.study.run_commands import variants
 from allstep.commands.study.running import begin, run_lacking
 from allstep.commands.study.section import outcome, study
+from allstep.common.base.errors import printable
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
-from allstep.common.base.terminal import warn
+from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.files.disk import write_atomically
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         begun = begin(output.path, name, description, matrix, seeds=seeds, command=command("study", argv))
         result = run_lacking(output.path, begun, matrix, at_once=at_once, time_limit=flags.time_limit)
         for line in write_page(output.path, result):
-            print(line)
+            print_line(printable(line))
 
 
 def _parser() -> Parser:

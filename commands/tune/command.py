@@ -20,7 +20,6 @@ host, set OMP_NUM_THREADS for each.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ from allstep.common.api.session import words_of
 from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import MAX_COUNT, WEEK, Parser, nonempty_path, nonempty_text, number, one_of, whole
 from allstep.common.base.progress_bar import ProgressBar
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
 from allstep.common.files.disk import try_file, write_atomically
@@ -89,7 +88,7 @@ def _run_next(
     """Run one more trial, if the study lacks any; returns whether it did."""
     with next_trial(study, flags.study, space, flags.trials, seed=flags.seed) as (trial, num_killed):
         if num_killed:
-            print_line(f"allstep: {num_killed} trial(s) of a killed search will be tried again", sys.stderr)
+            note(f"{num_killed} trial(s) of a killed search will be tried again")
         if trial is None:
             return False
         progress.begin(f"trial {trial.number} ({flags.trials} in all)", in_log=False)

@@ -5,21 +5,33 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from allstep.common.base.errors import printable
+
 
 def print_line(text: str, file: TextIO | None = None) -> None:
-    """Write a line to `file`, by default standard output.
+    """Write a line to `file`, by default standard output; characters that command terminals are escaped.
 
     Launchers set PYTHONUNBUFFERED, and print() then writes the line break separately: output of another rank may come
     in between, and so may the rank's name that mpirun puts before each piece of output.
     """
     stream = file or sys.stdout
-    stream.write(f"{text}\n")
+    stream.write(f"{visible(text)}\n")
     stream.flush()
 
 
 def warn(message: str) -> None:
     """Print a warning to standard error, in one line."""
-    print_line(f"allstep: warning: {message}", sys.stderr)
+    note(f"warning: {message}")
+
+
+def note(message: str) -> None:
+    """Print something about the run to standard error, in one line."""
+    print_line(f"allstep: {printable(message)}", sys.stderr)
+
+
+def visible(text: str) -> str:
+    """Return text with all but its line breaks escaped as `printable` does."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def quoted(text: str | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from allstep.common.base.errors import UserError, quote, summary
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.catalog.user_modules import run_file, running
 from allstep.common.launch.placement import apparent_rank
 
@@ -121,7 +120,7 @@ _files: dict[int, tuple[Any, Path]] = {}
 
 def _imported(path: Path, flag: str) -> ModuleType:
     if apparent_rank() == 0:
-        print_line(f"allstep: {flag} imports {path}", sys.stderr)
+        note(f"{flag} imports {path}")
     try:
         return run_file(path)
     except Exception as error:

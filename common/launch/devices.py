@@ -7,11 +7,10 @@ ranks can communicate, because all ranks must train on GPUs, or all on CPUs.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.launch.placement import Placement
 
 
@@ -42,7 +41,7 @@ def report_choice(gpu: int | None, wanted: str, placement: Placement, num_gpus: 
     if gpu is None:
         few = f"{_count(placement.local_size, 'rank')} of this host for {_count(num_gpus, 'GPU')}"
         chosen = f"on the CPU: {few}, and each would need its own"
-    print_line(f"allstep: training {chosen}; --device cpu or cuda insists", sys.stderr)
+    note(f"training {chosen}; --device cpu or cuda insists")
 
 
 def check_agreement(num_on_gpus: int, placement: Placement) -> None:

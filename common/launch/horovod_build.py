@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.launch.placement import Placement
 
 _FEATURES = {"mpi_built": "MPI", "gloo_built": "Gloo", "nccl_built": "NCCL"}
@@ -72,9 +71,5 @@ def usable_gpus(num_gpus: int, wanted: str, placement: Placement) -> int:
             f"{setup_command(gpu=True)}, or give --device cpu or another --strategy"
         )
     if placement.rank == 0:
-        print_line(
-            "allstep: training on the CPU: Horovod is built for CPUs here; "
-            f"{setup_command(gpu=True)} builds it for GPUs",
-            sys.stderr,
-        )
+        note(f"training on the CPU: Horovod is built for CPUs here; {setup_command(gpu=True)} builds it for GPUs")
     return 0

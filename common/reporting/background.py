@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from allstep.common.base.errors import UserError, summary
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import warn
 from allstep.common.reporting.base import Reporter
 
 MAX_SECONDS_AT_END = 30.0
@@ -62,4 +61,4 @@ class Background(Reporter):
             self._warn(f"{summary(error)}; the run goes on, and reports no more there")
 
     def _warn(self, message: str) -> None:
-        print_line(f"allstep: warning: {self._flag}: {message}", sys.stderr)
+        warn(f"{self._flag}: {message}")

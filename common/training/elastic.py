@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from allstep.common.base.compat import wait_without_polling
 from allstep.common.base.errors import Fault, RanksLost, UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.cli.strategy_flags import named
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import GLOO_STORE, Placement
@@ -247,8 +247,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
             checkpoints.save(newest)
             checkpoints.close()
         if speaks or not is_saved:
-            print_line(
-                f"allstep: step {step} is saved while the job is formed again; if too few ranks join, --resume latest "
-                "goes on from there",
-                sys.stderr,
+            note(
+                f"step {step} is saved while the job is formed again; if too few ranks join, --resume latest "
+                "goes on from there"
             )

@@ -6,7 +6,6 @@ import gzip
 import importlib
 import json
 import re
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from allstep.common.base.errors import UserError, summary
 from allstep.common.base.intervals import Interval, length
-from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.terminal import note, warn
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files.disk import write_atomically
 from allstep.common.launch.placement import Placement
@@ -157,7 +156,7 @@ class Profiling(Hook):
             return
         if self._rank == 0:
             steps = f"steps {self._begun} to {last}"
-            print_line(f"allstep: {steps} are profiled in {self._folder}; open {path.name} in Perfetto", sys.stderr)
+            note(f"{steps} are profiled in {self._folder}; open {path.name} in Perfetto")
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

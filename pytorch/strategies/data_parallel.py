@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.single import Single
 
@@ -32,7 +30,7 @@ class DataParallel(Single):
                 )
             self._num_devices = self.flags.num_gpus
         if self._num_devices == 1:
-            print_line("allstep: data-parallel runs on one device", sys.stderr)
+            note("data-parallel runs on one device")
         return super().pin_device()
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
 from allstep.tensorflow.drop_in.collectives import gather, per_rank
@@ -86,10 +85,9 @@ def _one_step_an_execution(model: keras.Model, callbacks: list[Any]) -> Iterator
         yield
         return
     if not hvd.is_initialized() or hvd.rank() == 0:
-        print_line(
-            f"allstep: this fit runs one step per execution in place of {steps}, since {type(rates[0]).__name__} sets "
-            "the learning rate of each batch; train the epochs after it in another fit to run more at once",
-            sys.stderr,
+        note(
+            f"this fit runs one step per execution in place of {steps}, since {type(rates[0]).__name__} sets "
+            "the learning rate of each batch; train the epochs after it in another fit to run more at once"
         )
     model.steps_per_execution, model.train_function = 1, None
     try:
@@ -216,5 +214,5 @@ class _Guard:
         if stops.any() and not stops.all() and hvd.rank() == self._ranks[0]:
             asked = [rank for rank, stop in zip(self._ranks, stops, strict=True) if stop]
             names = f"rank {asked[0]}" if len(asked) == 1 else f"ranks {', '.join(map(str, asked))}"
-            print_line(f"allstep: all ranks stop after {moment}, as callbacks of {names} ask{remedy}", sys.stderr)
+            note(f"all ranks stop after {moment}, as callbacks of {names} ask{remedy}")
         self.model.stop_training = bool(np.any(stops))

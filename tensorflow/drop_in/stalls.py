@@ -8,7 +8,7 @@ import signal
 import sys
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.launch.placement import Placement
 from allstep.common.launch.variables import read_number
 from allstep.tensorflow.drop_in.reduction import is_elastic
@@ -44,10 +44,9 @@ def limit_stalls(placement: Placement, seconds: int) -> None:
     os.environ.setdefault(_WARNING, str(max(1, min(_SECONDS_TO_WARN, seconds // 2))))
     _tell_stack_when_ended()
     if placement.rank == 0:
-        print_line(
-            f"allstep: a rank that waits for another for {seconds} s ends the job; change it by "
-            f"hvd.init(stall_timeout=SECONDS) or {_LIMIT}, 0 means never",
-            sys.stderr,
+        note(
+            f"a rank that waits for another for {seconds} s ends the job; change it by "
+            f"hvd.init(stall_timeout=SECONDS) or {_LIMIT}, 0 means never"
         )
 
 

@@ -56,6 +56,13 @@ class Fetched(Samples):
         return [(2 * X[index], int(Y[index])) for index in indices]
 
 
+class Columns(Samples):
+    """Samples that are fetched together as columns."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return {"x": X[indices], "y": Y[indices]}
+
+
 def opened(samples: Any, data_workers: int = 0) -> Dataset:
     return as_dataset(samples, samples, DataConfig(data_workers=data_workers), where="the samples")
 
@@ -98,6 +105,14 @@ def test_samples_are_those_of_the_loader_of_pytorch(kind, data_workers):
     found = read(dataset)
     np.testing.assert_array_equal(found[0], np.array(inputs))
     np.testing.assert_array_equal(found[1], labels)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_numbers_are_targets_of_any_shape(shape):
+    dataset = opened(Samples(lambda index: (X[index], X[index].sum().expand(shape) + 0.5)))
+    expected = np.array([target.numpy() for _, target in (dataset.train.samples.samples[i] for i in range(SIZE))])
+    assert dataset.task == "regression"
+    np.testing.assert_array_equal(read(dataset)[1], expected.reshape(SIZE, -1))
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
@@ -228,6 +243,18 @@ REFUSED = {
         "expected labels from 0 to 1 in the samples, received 2 in sample 2; correct it, or the number of classes",
     ),
     "three values": (Samples(lambda index: (X[index], 0, index)), "received 3 values; return these two"),
+    "fewer than promised": (
+        Samples(lambda index: (X[:-1][index], float(X[index, 0]))),
+        "to return for the samples, received IndexError",
+    ),
+    "columns": (Columns(None), "expected __getitems__ of the samples to return a list of samples, received dict"),
+    "several inputs": (Samples(lambda index: ((X[index], X[index]), 0)), "expected one input of numbers .* tuple"),
+    "a mapping inside": (Samples(lambda index: ({"a": X[index]}, 0)), "expected one input of numbers .* received dict"),
+    "a name among numbers": (Samples(lambda index: (X[index], 0 if index < 9 else "b")), "as in the first, received b"),
+    "boxes": (
+        Samples(lambda index: (X[index], {"boxes": X[: index % 3], "labels": Y[: index % 3]})),
+        "expected the targets of the samples to be numbers or names, of one shape for all samples",
+    ),
     "nothing": (Samples(lambda index: None), "received NoneType; return these two"),
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 from allstep.commands.shared.estimate import Estimate
 from allstep.commands.shared.page.figures import Drawing
 from allstep.common.base.errors import printable
+from allstep.common.base.terminal import visible
 
 NOTHING = "–"
 _LOG_WIDTH = 160
@@ -96,7 +97,7 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: _visible(value) if type(value) is str else value,  # figures are Markup
+        finalize=lambda value: visible(value) if type(value) is str else value,  # figures are Markup
     )
     environment.filters |= {"plain": plain, "code": _code}
     written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep. {note}".strip()
@@ -109,19 +110,16 @@ def print_table(table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as Drawn
 
-    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, markup=False, highlight=False)
-    drawn = Drawn(title=table.caption, title_justify="left", box=SIMPLE_HEAD)
-    columns = zip(table.header, zip(*table.rows, strict=True), table.numeric, strict=False)
+    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, markup=False, highlight=False, emoji=False)
+    drawn = Drawn(title=printable(table.caption), title_justify="left", box=SIMPLE_HEAD)
+    rows = [list(map(printable, row)) for row in (table.header, *table.rows)]
+    columns = zip(rows[0], zip(*rows[1:], strict=True), table.numeric, strict=False)
     known = [column for column in columns if {*column[1]} != {NOTHING}]
     for title, cells, is_number in known:
         drawn.add_column(title, justify="right" if is_number else "left", min_width=max(map(len, cells)))
     for row in zip(*(cells for _, cells, _ in known), strict=True):
         drawn.add_row(*row)
     console.print(drawn)
-
-
-def _visible(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def plain(text: object) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.errors import UserError, quote
+from allstep.common.base.terminal import note, warn
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.layout import channels_last, is_tensor, plain
@@ -71,11 +71,12 @@ class MapStyle:
         self.samples, self.where, self._config = samples, where, config
         self._found = _Found()
         self._is_of_torch = any(base.__module__.startswith("torch.utils.data") for base in type(samples).__mro__)
-        if not len(samples):
+        if not call_often(len, samples, flag=where):
             raise UserError(f"expected at least 1 sample in {where}, received none; add samples")
         self._turn = threading.Lock()
         self._workers = WorkerProcesses(self, config.data_workers, where) if config.data_workers else None
         first, self._found = self._workers.call(self.look_at_first) if self._workers else self.look_at_first()
+        self._all(self.targets_of, [len(self) - 1])  # __len__ may promise more than there is
         self.parallel = not self._found.is_drawn or self._workers is not None
         self.class_names = class_names_of(samples)
         self.num_classes = getattr(samples, "num_classes", None) or len(self.class_names) or None
@@ -95,7 +96,7 @@ class MapStyle:
         """Return inputs and targets of samples, which this process reads."""
         self._found = found
         if not found.is_drawn and (read_all := self._reader()):
-            return [self._pair(sample) for sample in call_often(read_all, numbers, flag=self.where)]
+            return [self._pair(sample) for sample in self._fetched(read_all, numbers)]
         return [self._sample(number, epoch) for number in numbers]
 
     def targets_of(self, numbers: list[int], found: _Found) -> list[Any]:
@@ -144,7 +145,8 @@ class MapStyle:
         if np.size(first) != 1 or kind not in "iubf":
             return False
         looked_at = list(range(min(len(self), _LOOKED_AT))) if kind == "f" else []
-        return all(float(target).is_integer() for target in self._all(self.targets_of, looked_at))
+        looked_at = self._all(self.targets_of, looked_at)
+        return all(np.size(target) == 1 and np.ravel(target)[0].is_integer() for target in looked_at)
 
     def _labels(self) -> np.ndarray | None:
         labels, last = labels_of(self.samples), len(self) - 1
@@ -154,16 +156,31 @@ class MapStyle:
         if self.num_classes is not None:
             return None
         if apparent_rank() == 0:
-            print_line(f"allstep: all {len(self)} samples of {self.where} are read once for their labels", sys.stderr)
-        return np.array(self._all(self.targets_of, list(range(len(self))))).reshape(len(self))
+            note(f"all {len(self)} samples of {self.where} are read once for their labels")
+        labels = self._all(self.targets_of, list(range(len(self))))
+        if odd := [label for label in labels if isinstance(label, str) or np.size(label) != 1]:
+            raise UserError(
+                f"expected the number of a class in each sample of {self.where}, as in the first, received "
+                f"{quote(odd[0])}; correct it"
+            )
+        return np.array(labels).reshape(len(self))
 
     def _sample(self, index: int, epoch: int = 0) -> tuple[Any, Any]:
         with seeded(self._config.seed, epoch, index) if self._found.is_drawn else contextlib.nullcontext():
             return self._pair(self._read(index))
 
+    def _fetched(self, read_all: Callable[[list[int]], Sequence[Any]], numbers: list[int]) -> Sequence[Any]:
+        samples = call_often(read_all, numbers, flag=self.where)
+        if not isinstance(samples, (list, tuple)):
+            raise UserError(
+                f"expected __getitems__ of {self.where} to return a list of samples, received "
+                f"{type(samples).__name__}; return one"
+            )
+        return samples
+
     def _read(self, index: int) -> Any:
         if read_all := self._reader():
-            return call_often(read_all, [index], flag=self.where)[0]
+            return self._fetched(read_all, [index])[0]
         return call_often(self.samples.__getitem__, index, flag=self.where)
 
     def _pair(self, sample: Any, *, tells: bool = False) -> tuple[Any, Any]:
@@ -187,10 +204,9 @@ class MapStyle:
         inputs, target = choose_fields(list(sample), self._config, self.where)
         others = [name for name in sample if name not in (*inputs, target)]
         if others and tells and apparent_rank() == 0:
-            print_line(
-                f"allstep: in the samples of {self.where}, {', '.join(inputs)} is the input and {target} the target; "
-                f"left out: {', '.join(map(str, others))}",
-                sys.stderr,
+            note(
+                f"in the samples of {self.where}, {', '.join(inputs)} is the input and {target} the target; "
+                f"left out: {', '.join(map(str, others))}"
             )
         self._found = dataclasses.replace(self._found, fields=(inputs, target))
         return inputs, target
@@ -203,7 +219,17 @@ class MapStyle:
                     'them, as in image.convert("RGB")'
                 )
             return np.asarray(value)
-        array = np.asarray(plain(value))
+        try:
+            array = np.asarray(plain(value))
+        except ValueError:  # lists of different lengths
+            array = np.array(None)
+        if array.dtype == object or (
+            isinstance(value, (list, tuple)) and any(is_tensor(one) or isinstance(one, np.ndarray) for one in value)
+        ):
+            raise UserError(
+                f"expected one input of numbers in each sample of {self.where}, received {type(value).__name__}; make "
+                "one array of it"
+            )
         has_channels_first = array.ndim == 3 and (is_tensor(value) or self._is_of_torch)
         return channels_last(array, f"images in {self.where}") if has_channels_first else array
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from allstep.common.base.terminal import print_line, warn
+
 SCRIPT = """
 from allstep.common.base.terminal import print_line
 from allstep.common.reporting.console import EpochLines
@@ -13,6 +15,13 @@ print_line("said")
 EpochLines().event("epoch", epoch=1, cumulative_seconds=1.0, epoch_seconds=1.0, images_per_second=9.0,
                    validation_loss=0.5, validation_accuracy=0.9)
 """
+
+
+def test_what_commands_terminals_is_escaped(capsys):
+    print_line("two\nlines \x1b[31m\u202e")
+    warn("a\nb\x07")
+    found = capsys.readouterr()
+    assert found.out == "two\nlines \\x1b[31m\\u202e\n" and found.err == "allstep: warning: a\\nb\\x07\n"
 
 
 def test_a_line_is_written_in_one_piece():
