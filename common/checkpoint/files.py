@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -28,7 +28,7 @@ from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_FILES, TrainState, content_of
 from allstep.common.files import strict_json
-from allstep.common.files.disk import discard, foreign_entries, sha256_of
+from allstep.common.files.disk import discard, foreign_entries, sha256_of, unused
 from allstep.common.files.records import Whole, from_json
 from allstep.common.files.regular_file import check_memory, read_regular, regular
 from allstep.common.files.schema import Mismatch, brief, list_of, one_of, whole
@@ -139,7 +139,11 @@ def write(
         raise
 
 
-def read_manifest(directory: Path) -> Manifest:
+Check = Callable[[Manifest], object]
+"""Function that raises Mismatch for a manifest that contradicts itself."""
+
+
+def read_manifest(directory: Path, check: Check = id) -> Manifest:
     """Read and verify the manifest of the checkpoint in `directory`.
 
     Raises NewerFormat if a later version of allstep wrote it, CorruptCheckpoint if the manifest is damaged.
@@ -149,6 +153,7 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = manifests.decode(read_regular(path, maximum=manifests.MAX_BYTES))
         if name := re.fullmatch(rf"(?:{re.escape(REPLACED)})?step-(\d{{8,}})", directory.name):
             one_of(int(name[1]))(manifest.progress.step, "progress.step, as the folder's name has it,")
+        check(manifest)
         return manifest
     except NewerFormat as error:
         raise NewerFormat(f"checkpoint {directory} {error}") from None
@@ -158,12 +163,12 @@ def read_manifest(directory: Path) -> Manifest:
         raise _corrupt(path, error) from None
 
 
-def read(directory: Path, groups: Sequence[str] = GROUPS) -> TrainState:
+def read(directory: Path, groups: Sequence[str] = GROUPS, check: Check = id) -> TrainState:
     """Read the state in `directory` and verify every byte. Its arrays, those of `groups`, are writable and not shared.
 
     Raises NewerFormat if a later version of allstep wrote it, CorruptCheckpoint if the checkpoint is damaged.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(directory, check)
     arrays = {}
     files = (*groups, CONSTANTS) if "model" in groups else groups
     for group in files:
@@ -304,7 +309,8 @@ def _take_name(temporary: Path, directory: Path) -> None:
     # step again, so the old one is renamed first; meanwhile, readers find it by its prefix.
     replaced = directory.with_name(REPLACED + directory.name)
     if os.path.lexists(directory):
-        if not _is_checkpoint(directory) and (foreign := foreign_entries(directory, is_own_file)):
+        foreign = foreign_entries(directory, is_own_file)
+        if foreign and not _is_checkpoint(directory) and not any(map(is_own_file, foreign)):
             raise FileExistsError(f"its name belongs to {quote(foreign[0])}, which allstep did not write")
         directory.rename(replaced)
     temporary.rename(directory)
@@ -314,8 +320,15 @@ def _take_name(temporary: Path, directory: Path) -> None:
 
 
 def _discard_replaced(replaced: Path, directory: Path) -> None:
-    """Remove the checkpoint whose name `directory` has taken; files that a user put into it keep their path."""
-    for name in foreign_entries(replaced, is_own_file):
+    """Remove the checkpoint whose name `directory` has taken; files that a user put into it keep their path.
+
+    One with a folder, a FIFO or a link in the place of a file is kept under another name.
+    """
+    foreign = foreign_entries(replaced, is_own_file)
+    if any(map(is_own_file, foreign)):
+        replaced.rename(unused(directory.with_name(f"{directory.name}.damaged")))
+        return
+    for name in foreign:
         (replaced / name).rename(directory / name)
     discard(replaced, is_own_file)
 

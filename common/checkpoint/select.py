@@ -23,24 +23,26 @@ def load(
     *,
     warn: Callable[[str], None],
     groups: Sequence[str] = GROUPS,
+    check: files.Check = id,
 ) -> TrainState:
     """Load a checkpoint and verify every byte. It needs no lock and changes nothing on disk.
 
     `which` is "latest" or "best" (highest validation accuracy) in the checkpoints directory `parent`, or the path of a
     checkpoint, or of a checkpoints or output directory, of which the latest checkpoint is loaded. If the latest or best
-    is damaged, the next one is loaded with a warning; a checkpoint named by its path has no such fallback. Only the
-    arrays of `groups` are read. Raises CorruptCheckpoint, which names the file, if the named checkpoint is damaged;
-    UserError if no checkpoint exists, all are damaged, or a later version of allstep wrote it.
+    is damaged, or `check` raises Mismatch for its manifest, the next one is loaded with a warning; a checkpoint named
+    by its path has no such fallback. Only the arrays of `groups` are read. Raises CorruptCheckpoint, which names the
+    file, if the named checkpoint is damaged; UserError if no checkpoint exists, all are damaged, or a later version of
+    allstep wrote it.
     """
-    return _first_good(which, Path(parent), functools.partial(files.read, groups=groups), warn)
+    return _first_good(which, Path(parent), functools.partial(files.read, groups=groups, check=check), warn)
 
 
-def load_manifest(which: str | os.PathLike[str], parent: str | os.PathLike[str]) -> Manifest:
+def load_manifest(which: str | os.PathLike[str], parent: str | os.PathLike[str], check: files.Check = id) -> Manifest:
     """Return the manifest of the checkpoint that `load` would load if no arrays are damaged, without warnings.
 
     Raises UserError as `load` does.
     """
-    return _first_good(which, Path(parent), files.read_manifest, lambda _: None)
+    return _first_good(which, Path(parent), functools.partial(files.read_manifest, check=check), lambda _: None)
 
 
 def _first_good(

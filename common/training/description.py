@@ -137,17 +137,14 @@ def described(dataset: Dataset) -> Description:
 def read_description(saved: Mapping[str, Any]) -> Description | None:
     """Return the description that a checkpoint has; None for checkpoints before format 3.
 
-    Raises UserError if it is damaged.
+    Raises Mismatch if it is damaged.
     """
     if not saved:
         return None
-    try:
-        found = from_json(Description, saved, "manifest.description")
-        if found.classes and len(found.classes) != found.num_classes:
-            raise Mismatch(f"expected {found.num_classes} classes, received the names of {len(found.classes)}")
-        return found
-    except Mismatch as error:
-        raise UserError(f"the checkpoint is damaged: {error}; take another one") from None
+    found = from_json(Description, saved, "manifest.description")
+    if found.classes and len(found.classes) != found.num_classes:
+        raise Mismatch(f"expected {found.num_classes} classes, received the names of {len(found.classes)}")
+    return found
 
 
 def check_same(before: Description, now: Description, *, advice: str, only: Callable[[str], bool] = bool) -> None:

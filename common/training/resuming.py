@@ -49,9 +49,10 @@ def check_early(config: TrainConfig) -> None:
     if output.init_from and is_weights_file(output.init_from):
         check_readable(output.init_from)
     elif source := output.resume or output.init_from:
-        manifest = checkpoint.load_manifest(*path_of(str(source), output.output_dir))
+        manifest = checkpoint.load_manifest(
+            *path_of(str(source), output.output_dir), check_run if output.resume else id
+        )
         if output.resume:
-            check_run(manifest)
             check_flags(config, manifest)
 
 
@@ -77,8 +78,7 @@ def load(
     output = config.output
     if output.init_from:
         return load_weights(path_of(str(output.init_from), output.output_dir), shapes, warn)
-    state = checkpoint.load(*path_of(str(output.resume), output.output_dir), warn=warn)
-    check_run(state)
+    state = checkpoint.load(*path_of(str(output.resume), output.output_dir), warn=warn, check=check_run)
     check_flags(config, state)
     if description and (before := read_description(state.description)):
         check_same(before, description, advice=_OTHER_DATA)
@@ -136,19 +136,23 @@ def _weights_alone(named: Mapping[str, T]) -> dict[str, T]:
 
 
 def check_run(saved: TrainState | Manifest) -> None:
-    """Check all fields but arrays for values that a run could have saved; raises UserError for the first wrong one."""
+    """Check all fields but arrays for values that a run could have saved; raises Mismatch for the first wrong one."""
     try:
         from_json(_Generators, saved.rng, "manifest.rng")
         schedule = _checked_schedule(saved.schedule)
         _check_config(saved.config)
         from_json(_Running, saved.progress.running, "manifest.progress.running")
         _check_sums(saved)
+        read_description(saved.description)
         follows_noise = saved.config.get("batch-ramp") == ["auto"]
         if follows_noise and not is_grown(schedule.batch_ramp, epoch=saved.progress.epoch):
             raise Mismatch(f"expected batches that double up to 16 times, received {brief(schedule.batch_ramp)}")
-    except (Mismatch, UserError) as error:
-        what = str(error).partition(";")[0]  # without the advice, which is meant for values on the command line
-        raise UserError(f"the checkpoint is damaged: {what}; take another one") from None
+        for _, factor in () if follows_noise else schedule.batch_ramp:
+            whole(1, schedule.samples_per_epoch)(factor * schedule.global_batch_size, "batches of manifest.schedule")
+        if schedule.decay == "plateau" and any(epoch > saved.progress.epoch for epoch in schedule.milestones or ()):
+            raise Mismatch(f"expected milestones of epochs that are over, received {brief(schedule.milestones)}")
+    except UserError as error:  # without the advice, which is meant for values on the command line
+        raise Mismatch(str(error).partition(";")[0]) from None
 
 
 def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:

@@ -63,8 +63,7 @@ def open_trained(run: Path, which: str | None = None) -> Trained:
         check_readable(run)
         return Trained(run, (str(run), run.parent))
     source = _source(run, which)
-    manifest = checkpoint.load_manifest(*source)
-    check_run(manifest)
+    manifest = checkpoint.load_manifest(*source, check_run)
     return Trained(run, source, manifest, read_description(manifest.description))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import Fault, UserError
-from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.terminal import note, warn
 from allstep.common.base.version import VERSION
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.checkpoint.state import described
@@ -110,7 +110,7 @@ class TrainingRun:
                 raise Fault(f"{stopped}; nothing is saved without --output-dir")
             if placement.rank == 0:
                 stopped = f"{rank_name(placement)} stopped after step {progress_state.step} by {progress_state.notice}"
-                print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
+                note(f"{stopped}; resumable: --resume latest goes on from here")
         if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
             # A torchrun agent sent it because hosts join or leave; status 0 would tell the agent that training is done.
             sys.exit(EXIT_FAULT)
@@ -170,9 +170,7 @@ class TrainingRun:
                 description = describe(config, dataset, framework=worker.framework, versions=versions)
             state = committed or self._load_state(data, description)
             if committed and placement.rank == 0:
-                print_line(
-                    f"allstep: {placement.world_size} ranks go on after step {committed.progress.step}", sys.stderr
-                )
+                note(f"{placement.world_size} ranks go on after step {committed.progress.step}")
             schedule = make_schedule(
                 config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
             )
@@ -197,9 +195,9 @@ class TrainingRun:
                 checkpoints.reserve({name: np.empty(shape, shape.dtype) for name, shape in shapes.items()})
             if config.parallel.slices and placement.rank == 0:
                 threads = environment_fingerprint.describe(config, {})["threads"]
-                print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
+                note(f"threads of a rank with --slices: {threads}; bits depend on it")
                 if config.parallel.audit and worker.collectives.world_size == 1:
-                    print_line("allstep: --audit on one rank has it compute its own slices again", sys.stderr)
+                    note("--audit on one rank has it compute its own slices again")
             if config.parallel.trace:
                 cleanup.callback(self._start_trace().close)
             reporter = self.open_reporter(config, placement.rank, self.progress)
@@ -312,7 +310,7 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
             "expected two ranks, devices or passes at least with --batch-ramp auto, whose gradients are compared, "
             "received one; start more, or give --accumulate-steps 2"
         )
-    if state:
+    if state and state.config.get("batch-ramp") == ["auto"]:
         progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 

@@ -134,6 +134,20 @@ def test_incomplete_newest_falls_back(tmp_path, name, damage):
     assert_same(load(directory, directory, warn=warnings.append), state_of(1))
 
 
+def test_a_newest_that_contradicts_itself_falls_back(tmp_path):
+    directory, warnings = save(tmp_path, 1, 2), []
+
+    def check(manifest):
+        if manifest.progress.step == 2:
+            raise Mismatch("expected something else")
+
+    assert_same(load("latest", directory, warn=warnings.append, check=check), state_of(1))
+    [line] = warnings
+    assert re.search("step-00000002/manifest.json is damaged: expected something else; falling back", line)
+    with pytest.raises(CorruptCheckpoint, match="expected something else; name another one, or the directory above"):
+        load(directory / "step-00000002", directory, warn=refuse_warning, check=check)
+
+
 def test_damaged_best_falls_back_to_the_next_best(tmp_path):
     directory = save(tmp_path, 1, 2, 3, metrics={1: 0.5, 2: 0.6})
     flip(directory / "step-00000002" / "model.safetensors", -1)

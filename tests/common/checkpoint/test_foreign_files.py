@@ -60,6 +60,18 @@ def test_files_in_a_checkpoint_keep_their_path(tmp_path):
     load(directory / "step-00000002", directory, warn=refuse_warning)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["folder", "FIFO", "loop"])
+def test_something_else_in_the_place_of_a_file_is_kept_beside(name, kind, tmp_path):
+    directory = save(tmp_path, 1, 2)
+    path = directory / "step-00000002" / name
+    path.unlink()
+    {"folder": path.mkdir, "FIFO": lambda: os.mkfifo(path), "loop": lambda: path.symlink_to(path)}[kind]()
+    save(tmp_path, 2)
+    load(directory / "step-00000002", directory, warn=refuse_warning)
+    assert os.path.lexists(directory / "step-00000002.damaged-1" / name)
+
+
 def test_no_link_is_followed(tmp_path):
     other = save(tmp_path / "other", 1, 2, 3)
     before = contents(other)

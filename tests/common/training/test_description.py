@@ -19,6 +19,7 @@ from allstep.common.checkpoint import load, load_manifest
 from allstep.common.config.train_config import DataConfig, TrainConfig
 from allstep.common.data import datasets
 from allstep.common.files.records import to_json
+from allstep.common.files.schema import Mismatch
 from allstep.common.training.description import check_same, describe, read_description
 
 FLAGS = ("--dataset", "image-folder", "--image-size", 8, "--decode-threads", 1, "--global-batch-size", 4)
@@ -107,5 +108,5 @@ def test_fields_names_and_vocabulary_of_files_are_described(tmp_path):
 def test_a_forged_description_is_refused(run):
     good = load_manifest("latest", run / "checkpoints").description
     for change in ({"classes": ["a"]}, {"std": [0.0]}, {"task": "magic"}, {"input_shape": [-1]}, {"mean": "x"}):
-        with pytest.raises(UserError, match="the checkpoint is damaged"):
+        with pytest.raises(Mismatch):
             read_description({**good, **change})
