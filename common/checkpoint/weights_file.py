@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.files import decode_arrays
+from allstep.common.files import strict_json
 from allstep.common.files.regular_file import check_memory, regular
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 
 _SUFFIX = ".safetensors"
+_BFLOAT16 = re.compile(rb'("dtype"\s*:\s*)"BF16"')
 _COUNT = ".num_batches_tracked"  # a counter of PyTorch's batch norms, which networks here do not have
 
 
@@ -32,13 +35,26 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     try:
         with open(path, "rb", opener=regular) as stream:
             size = os.fstat(stream.fileno()).st_size
-            check_memory(path, 2 * size)  # its content, and the arrays made of it
-            arrays = decode_arrays(stream.read(size))
+            check_memory(path, 3 * size)  # its content, and the arrays made of it, which may be larger
+            arrays = _decoded(stream.read(size))
     except (OSError, NotJson, Mismatch, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"expected a readable file of weights at {path}: {reason}; take another one") from None
     weights = {name: array for name, array in arrays.items() if not name.endswith(_COUNT)}
     return {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights.items()}
+
+
+def _decoded(data: bytes) -> dict[str, np.ndarray]:
+    """Return the arrays in a file, with those in bfloat16, which NumPy lacks, in float32; raises as `decode_arrays`."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = data[8:end]
+    if not _BFLOAT16.search(header):
+        return decode_arrays(data)
+    arrays = decode_arrays(data[:8] + _BFLOAT16.sub(rb'\1"U16" ', header) + data[end:])
+    for name, entry in strict_json.loads(header).items():
+        if entry.get("dtype") == "BF16":
+            arrays[name] = (arrays[name].astype(np.uint32) << 16).view(np.float32)  # the upper half of a float32
+    return arrays
 
 
 def check_readable(path: Path) -> None:

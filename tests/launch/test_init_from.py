@@ -10,11 +10,13 @@ from pathlib import Path
 import forward
 import numpy as np
 import pytest
+import torch
 import torchvision
 from ranks import full, last, launch, train
 from safetensors.torch import save_file
 
 from allstep.common.checkpoint import load
+from allstep.common.checkpoint.weights_file import read_weights
 from allstep.common.recipe.weights import checksum, initial_weights
 
 # Images are not square and have three channels, so that exchanged axes are detected.
@@ -76,6 +78,15 @@ def test_weights_that_do_not_fit_or_are_none(tmp_path):
     refused(tmp_path / "three.safetensors", *flags, expected="expected model/fc.weight (5, 512), received (3, 512)")
     refused(tmp_path / "text.safetensors", *flags, expected="text.safetensors: expected")
     refused(tmp_path / "none.safetensors", *flags, expected="No such file or directory")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_keep_their_values(dtype, tmp_path):
+    values = torch.tensor([1.0, -0.1, 3e4, 1e-6, 0.0]).to(dtype)
+    save_file({'a "BF16"': values, "dtype": torch.arange(3)}, tmp_path / "half.safetensors")
+    found = read_weights(tmp_path / "half.safetensors")
+    assert found['a "BF16"'].dtype == np.float32 and found["dtype"].tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(found['a "BF16"'], values.float().numpy())
 
 
 def refused(source: Path, *flags: str, expected: str) -> None:
