@@ -25,6 +25,12 @@ def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) 
             layer._moments = _MomentsOverAll(layer, reduce)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def brought_synchronised(model: keras.Model) -> str | None:
+    """Return the name of the first batch norm that a network brings as BatchNormalization(synchronized=True)."""
+    norms = (layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization))
+    return next((layer.name for layer in norms if layer.synchronized), None)
+
+
 def _check(layer: keras.layers.BatchNormalization) -> None:
     if any(
         getattr(type(layer), name) is not getattr(keras.layers.BatchNormalization, name)

@@ -21,7 +21,7 @@ from allstep.common.training.strategy import BaseStrategy
 from allstep.common.training.worker import StepResult
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
-from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
+from allstep.tensorflow.strategies.batch_norm import brought_synchronised, synchronise_batch_norm
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.reduction import Ordered, Reduction
 from allstep.tensorflow.strategies.slice_devices import SliceDevices
@@ -95,6 +95,16 @@ class Strategy(BaseStrategy):
     def compiled(self, function: Callable) -> Callable:
         """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""
         return tf.function(function, jit_compile=True, autograph=False) if self.flags.compile else function
+
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        flags, asks_others = self.flags, type(self).sum_over_ranks is not Strategy.sum_over_ranks
+        refused = "--slices" if flags.slices else "--compile" if flags.compile and asks_others else ""
+        if refused and (name := brought_synchronised(model)):
+            raise UserError(
+                f"expected a network without BatchNormalization(synchronized=True) for {refused}, received {name}; "
+                f"leave synchronized or {refused} out"
+            )
+        return super().wrap(model, optimizer)
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
         """Have the strategy's library combine gradients."""

@@ -65,6 +65,7 @@ def test_keras_batch_norms_over_the_global_batch():
     alone, over_ranks = (
         json.loads(re.findall(r"^(?:\[1,0\]<stdout>:)?(\{.*\})", one.stdout, re.M)[0]) for one in results
     )
+    assert results[1].stdout.count("synchronized=True) for --compile, received batch_normalization") == 2
     for name, values in alone.items():
         for expected, found in zip(values, over_ranks[name], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
