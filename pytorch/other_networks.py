@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
@@ -28,7 +27,7 @@ from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
-from allstep.common.training.trial import TRIAL, are_probabilities, num_samples, others_of
+from allstep.common.training.trial import TRIAL, are_probabilities, num_samples, variants_of
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
 from allstep.pytorch.kept.pass_state import note_pass_state, pass_state
@@ -105,7 +104,7 @@ def _of_library(
         except Exception:
             raise cannot_build(model, dataset, error) from error
         if apparent_rank() == 0:
-            print_line(f"allstep: --model {model} is built for images of {height} x {width} pixels", sys.stderr)
+            note(f"--model {model} is built for images of {height} x {width} pixels")
         return network, outputs
 
 
@@ -133,13 +132,14 @@ def _outputs(
         if any(map(is_lazy, network.modules())):
             network.eval()(inputs)
         before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
-        others, outputs = torch.from_numpy(others_of(*(one.numpy(force=True) for one in (inputs, drawn())))), None
+        arrays = variants_of(*(one.numpy(force=True) for one in (inputs, drawn())))
+        variants, outputs = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])], None
         if not of_library:
             outputs = network.eval()(inputs[:2])
             before.restore()  # some count these passes as well
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
         with _noting_values(network):
-            trained = note_pass_state(network.train(), before, inputs, others.to(inputs), observer, in_parts=in_parts)
+            trained = note_pass_state(network.train(), before, variants, observer, in_parts=in_parts)
         before.restore()
     network.train()
     if isinstance(trained, WithHeads):

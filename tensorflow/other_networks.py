@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import note
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
@@ -35,8 +34,8 @@ from allstep.common.training.trial import (
     are_probabilities,
     is_bent,
     num_samples,
-    others_of,
     try_passes,
+    variants_of,
 )
 from allstep.tensorflow.compat import global_seed_generator, layers_of
 from allstep.tensorflow.models import canonical_weights
@@ -137,7 +136,7 @@ def _outputs(
             f"--model {model} ends in a mask of its outputs, which Keras' losses heed and the trainer's do not; "
             "end the mask before, as a recurrent layer does"
         )
-    trained, state = _tried(network, samples, others_of(samples, drawn), is_of_user=is_of_user, in_parts=in_parts)
+    trained, state = _tried(network, variants_of(samples, drawn), is_of_user=is_of_user, in_parts=in_parts)
     softmax = isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy())
     setattr(network, TRIAL, dataclasses.replace(state, ends_in_softmax=softmax))
     if not isinstance(trained, tf.Tensor) or not isinstance(outputs, tf.Tensor):
@@ -146,19 +145,19 @@ def _outputs(
 
 
 def _tried(
-    network: keras.Model, samples: np.ndarray, others: np.ndarray, *, is_of_user: bool, in_parts: bool
+    network: keras.Model, variants: Sequence[np.ndarray], *, is_of_user: bool, in_parts: bool
 ) -> tuple[object, PassState]:
     """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
-    before, found = _Snapshot(network), []
+    before, found, samples = _Snapshot(network), [], variants[0]
 
-    def passed(inputs: np.ndarray, training: bool = True) -> Any:
-        before.reseed()
-        tf.random.set_seed(0)
-        with seeded():
+    def passed(inputs: np.ndarray, training: bool = True, seed: int = 0) -> Any:
+        before.reseed(seed)
+        tf.random.set_seed(seed)
+        with seeded(seed):
             return network(inputs, training=training)
 
-    def run(is_other: bool) -> np.ndarray | None:
-        found.append(passed(others if is_other else samples))
+    def run(number: int, seed: int) -> np.ndarray | None:
+        found.append(passed(variants[number], seed=seed))
         return tf.cast(found[-1], tf.float32).numpy() if isinstance(found[-1], tf.Tensor) else None
 
     def added(inputs: np.ndarray) -> float:
@@ -257,10 +256,10 @@ class _Snapshot:
             not np.array_equal(state.numpy(), value) for state, value in zip(self._states, self._seeds, strict=True)
         )
 
-    def reseed(self) -> None:
-        """Put the random states back."""
+    def reseed(self, offset: int = 0) -> None:
+        """Put the random states back, or others by that offset."""
         for state, value in zip(self._states, self._seeds, strict=True):
-            state.assign(value)
+            state.assign(value + np.asarray(offset, value.dtype))
 
 
 def _check_layers(network: keras.Model, model: str) -> None:
@@ -273,10 +272,7 @@ def _check_layers(network: keras.Model, model: str) -> None:
                 "with allstep.tensorflow.horovod_keras"
             )
     if network.compiled and apparent_rank() == 0:
-        print_line(
-            f"allstep: --model {model} is compiled; the loss and the optimizer of the run replace those of compile",
-            sys.stderr,
-        )
+        note(f"--model {model} is compiled; the loss and the optimizer of the run replace those of compile")
     wanted = keras.config.dtype_policy().compute_dtype
     computes = {layer.compute_dtype for layer in layers_of(network) if layer.weights or not layer.built}
     if wanted != "float16" and "float16" in computes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -32,8 +32,7 @@ def pass_state(network: nn.Module) -> PassState:
 def note_pass_state(
     network: nn.Module,
     before: Snapshot,
-    samples: torch.Tensor,
-    others: torch.Tensor,
+    variants: Sequence[torch.Tensor],
     observer: AbstractContextManager,
     *,
     in_parts: bool,
@@ -44,7 +43,7 @@ def note_pass_state(
 
     Args:
         before: a snapshot of it; one that is not whole is of a library, which says how its networks use samples.
-        others: those of `samples` of which every second one is another.
+        variants: those of `common.training.trial.variants_of`.
         observer: surrounds the first pass.
         in_parts: whether to look at what parts of a batch would change: outputs of a sample that depend on others, and
             gradients that depend on their size.
@@ -53,9 +52,10 @@ def note_pass_state(
         before = _move_weights(network)
     first = []
 
-    def run(is_other: bool) -> Any:
-        with seeded(), nullcontext() if first else observer:
-            outputs = network(others if is_other else samples)
+    def run(number: int, seed: int) -> Any:
+        with seeded(seed), nullcontext() if first else observer:
+            torch.manual_seed(seed)  # of GPUs as well
+            outputs = network(variants[number])
         first.append(outputs)
         logits = _logits(outputs)
         return None if logits is None else logits.numpy(force=True)
@@ -74,7 +74,7 @@ def note_pass_state(
         forgotten=lambda names: _forgotten(network, names),
         may_couple=may_couple,
     )
-    bends = in_parts and before.is_whole and _bends(network, before, samples)
+    bends = in_parts and before.is_whole and _bends(network, before, variants[0])
     for norm in norms:
         norm.train()
     hooked = (

@@ -91,6 +91,20 @@ class Centred(layers.Layer):
         return inputs - tf.reduce_mean(inputs, 0)
 
 
+class Experts(layers.Layer):
+    """Experts with room for a few samples of a batch; those that come later pass by."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = layers.Dense(2), [layers.Dense(5) for _ in range(2)]
+
+    def call(self, inputs):
+        chosen = keras.ops.one_hot(keras.ops.argmax(self.router(inputs), -1), 2)
+        has_room = keras.ops.cumsum(chosen, 0) <= keras.ops.cast(keras.ops.shape(inputs)[0] // 3, "float32")
+        kept = chosen * keras.ops.cast(has_room, "float32")
+        return inputs + sum(kept[:, number, None] * one(inputs) for number, one in enumerate(self.experts))
+
+
 class AddsSum(layers.Layer):
     """A loss that is a sum over samples, which Keras adds to a mean."""
 
@@ -267,6 +281,7 @@ REFUSED = {
     "codebook": (lambda: stacked(VECTORS, Codebook()), PASSES, "changes .*vectors by the samples of each pass"),
     "coupled": (lambda: stacked(VECTORS, Centred()), PASSES, "computes the samples of a pass together"),
     "coupled by operations": (centred_by_operations, PASSES, "computes the samples of a pass together"),
+    "experts with room": (lambda: stacked(VECTORS, Experts()), PASSES, "computes the samples of a pass together"),
     "adds a sum": (lambda: stacked(VECTORS, AddsSum()), PASSES, "computes the samples of a pass together"),
     "changes gradients": (
         lambda: stacked(VECTORS, layers.Dense(6), layers.Lambda(with_clipped_gradient)), PASSES,

@@ -231,6 +231,21 @@ class Series(Base):
         return hidden + hidden.cumsum(0)
 
 
+class Experts(Base):
+    """Experts with room for a few samples of a batch; those that come later pass by."""
+
+    def more(self) -> None:
+        self.router, self.experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        chosen, room = self.router(hidden).argmax(1), max(1, len(hidden) // 2)
+        outputs = hidden.clone()
+        for number, expert in enumerate(self.experts):
+            rows = torch.nonzero(chosen == number).flatten()[:room]
+            outputs[rows] = expert(hidden[rows])
+        return outputs
+
+
 class Hooked(Base):
     """A network that changes a gradient by itself."""
 
@@ -269,6 +284,7 @@ def test_what_is_told(build, passes, line, capfd):
     [
         (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
         (Series, 2, "computes the samples of a pass together"),
+        (Experts, 2, "computes the samples of a pass together"),
         (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
         (Forgetful, 1, "computes with calls, which it changes in training and checkpoints lack: a"),
     ],
