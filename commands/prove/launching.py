@@ -13,7 +13,6 @@ from allstep.commands.prove.observer.files import put_back
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import environment
 from allstep.commands.prove.runs import Rank, Run
-from allstep.commands.shared import process_tree
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import start
 from allstep.commands.shared.scratch import scratch_folder
@@ -50,8 +49,7 @@ class Script:
             num_devices = num_ranks if self.launcher == MIRRORED else None
             settings = Settings(str(folder), str(self.path), self.num_steps, num_devices, keeps_files=num_ranks == 1)
             commands = self._commands(num_ranks)
-            with process_tree.guardian() as guard, running(*commands, environ=environment(settings)) as job:
-                guard(job.mark)
+            with running(*commands, environ=environment(settings)) as job:
                 try:
                     run, status = follow(job, folder, num_ranks, self.time_limit)
                 except TimeoutError as error:

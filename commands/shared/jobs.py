@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
 
 
 class Job:
-    """Commands that were started at the same time."""
+    """Commands that were started at the same time; none outlives this process, even if it is killed."""
 
     def __init__(
         self, commands: Sequence[Sequence[object]], output: IO[bytes], environ: Mapping[str, str | None] | None = None
@@ -67,6 +67,7 @@ class Job:
         """
         self._given = {name: value for name, value in {**environment(), **(environ or {})}.items() if value is not None}
         self.mark = process_tree.new_mark()
+        process_tree.guard(self.mark)
         self.launched_at = time.time()
         self.processes: list[subprocess.Popen] = []
         self._output = output
@@ -175,8 +176,6 @@ def running(*commands: Sequence[object], environ: Mapping[str, str | None] | Non
 def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_threads: int | None) -> Outcome:
     """Run commands at the same time to their ends; the first that fails ends the others.
 
-    None of their processes outlives this one, even if this one is killed.
-
     Args:
         time_limit: seconds after which all are ended, with every process that they started.
         num_threads: compute threads of each rank; None leaves the number to OMP_NUM_THREADS or, without it, to the
@@ -192,12 +191,11 @@ def run_jobs(
     """Run jobs as `run_job` does, `at_once` at a time; yield the number (from 0) and outcome of each as it ends."""
     threads = os.environ.get("OMP_NUM_THREADS") if num_threads is None else str(num_threads)
     waiting, under_way = deque(enumerate(jobs)), {}
-    with process_tree.guardian() as guard, ExitStack() as stack:
+    with ExitStack() as stack:
         while waiting or under_way:
             while waiting and len(under_way) < at_once:
                 number, commands = waiting.popleft()
                 job = stack.enter_context(running(*commands, environ={"OMP_NUM_THREADS": threads}))
-                guard(job.mark)
                 under_way[number] = job, time.perf_counter()
             for number, (job, started) in list(under_way.items()):
                 seconds = time.perf_counter() - started

@@ -7,13 +7,13 @@ inherits the environment of its parent, so an environment variable marks them al
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 VARIABLE = "ALLSTEP_JOB"
@@ -44,19 +44,19 @@ def kill(mark: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-@contextlib.contextmanager
-def guardian() -> Iterator[Callable[[str], None]]:
-    """Yield a function that takes the mark of a job to be killed when this process ends, even by SIGKILL."""
+def guard(mark: str) -> None:
+    """Have all processes with the mark killed when this process ends, even by SIGKILL."""
+    marks = _guardian().stdin
+    assert marks is not None
+    marks.write(f"{mark}\n")
+    marks.flush()
+
+
+@functools.cache
+def _guardian() -> subprocess.Popen[str]:
     program = (sys.executable, "-m", "allstep.commands.shared.process_tree")
-    with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
-        marks = process.stdin
-        assert marks is not None
-
-        def guard(mark: str) -> None:
-            marks.write(f"{mark}\n")
-            marks.flush()
-
-        yield guard
+    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}  # it outlives a marked process
+    return subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True, env=environ)
 
 
 if __name__ == "__main__":  # the guardian: its input ends when its parent does

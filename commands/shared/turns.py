@@ -91,13 +91,12 @@ def run_in_turn(
         jobs: list[_Job] = []
         first = len(outcomes)
         with ExitStack() as stack:
-            guard = stack.enter_context(process_tree.guardian())
             try:
                 available = _available_memory()
                 largest = np.zeros_like(available)
                 for number, launch in enumerate(launches[first:], first):
                     watch(number, 0)
-                    jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
+                    jobs.append(stack.enter_context(_Job.started(launch, time_limit, num_threads)))
                     for job in jobs[: max(0, len(jobs) + 1 - starting)]:
                         job.arrive()
                     before, available = available, _available_memory()
@@ -143,16 +142,13 @@ class _Job:
 
     @classmethod
     @contextmanager
-    def started(
-        cls, launch: Launch, guard: Callable[[str], None], time_limit: float, num_threads: int
-    ) -> Iterator[_Job]:
+    def started(cls, launch: Launch, time_limit: float, num_threads: int) -> Iterator[_Job]:
         """Start a job; none of its processes is left when the block ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, tempfile.TemporaryFile() as output:
             with _short(launch.socket) as address:
                 listener.bind(address)
             listener.listen()
             job = Job(launch.commands, output, {"OMP_NUM_THREADS": str(num_threads)})
-            guard(job.mark)  # a stopped rank does not notice that this process has died
             turn_taker = cls(launch, job, listener, time_limit)
             try:
                 yield turn_taker

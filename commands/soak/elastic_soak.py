@@ -19,7 +19,6 @@ import statistics
 import time
 from pathlib import Path
 
-from allstep.commands.shared import process_tree
 from allstep.commands.shared.records.runs import FILE, Events, read_events
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job, torchrun_job
@@ -44,8 +43,7 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
             disturbed = elastic_job(program, hosts, directory, *flags, "--commit-every", 10)
         else:
             disturbed = torchrun_job(program, directory, *flags, "--checkpoint-every", 10)
-        with process_tree.guardian() as guard, disturbed as job, ProgressBar(60 * minutes) as progress:
-            guard(job.mark)
+        with disturbed as job, ProgressBar(60 * minutes) as progress:
             progress.begin(f"disturbing {framework}, {strategy} for {minutes:g} minutes")
             seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance, progress)
             job.stop()

@@ -59,8 +59,7 @@ def test_nothing_outlives_whoever_ran_a_job_and_was_killed(tmp_path):
     written = tmp_path / "pid"
     launched = f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
     command = ["setsid", "--wait", sys.executable, "-c", launched]
-    call = f"run_job([{command!r}], time_limit=300, num_threads=1)"
-    program = f"from allstep.commands.shared.jobs import run_job; {call}"
+    program = f"from allstep.commands.shared.jobs import running\nwith running({command!r}) as job: job.wait(300)"
     deadline = time.monotonic() + 60
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         while not (written.exists() and written.read_text()):
