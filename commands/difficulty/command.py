@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allstep.commands.shared.records.files import output_file
+from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.base.flag_types import Parser, one_of
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
-from allstep.common.files.disk import write_atomically
 from allstep.common.process.requirements import need_frameworks
 from allstep.common.training.hooks import Hook
 from allstep.common.training.start import start
@@ -46,7 +45,7 @@ class WriteLosses(Hook):
         losses = collectives.all_reduce_sum(losses)
         if session.placement.rank == 0:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with write_atomically(self._path) as stream:
+            with written_whole(self._path) as stream:
                 np.save(stream, losses)
 
 

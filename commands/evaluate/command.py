@@ -13,17 +13,15 @@ launcher, every host reads RUN. A run directory is data: its FILE.py:FUNCTION is
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from allstep.commands.evaluate.run_flags import words_for
-from allstep.commands.shared.records.files import output_file
+from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError, printable, quote
 from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
@@ -31,7 +29,6 @@ from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.cli.validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
-from allstep.common.files.disk import write_atomically
 from allstep.common.training.saving import broadcast_state
 from allstep.common.training.start import start
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -128,24 +125,14 @@ def _evaluate(session: TrainingRun, trained: Trained, flags: Any) -> None:
         for line in _lines(found, session.dataset):
             print_line(line)
     if predictions:
-        with _writing(flags.predictions):
-            predictions.write(flags.predictions)
+        predictions.write(flags.predictions)
         print_line(f"{found.num_samples} predictions are in {flags.predictions}", sys.stderr)
     if flags.output:
         step = trained.manifest.progress.step if trained.manifest else None
         result = {"run": str(trained.run), "step": step, "split": flags.split, "samples": found.num_samples}
         result |= {"loss": found.loss, **found.metrics} if labelled else {}
-        with _writing(flags.output), write_atomically(flags.output) as stream:
+        with written_whole(flags.output) as stream:
             stream.write(json.dumps(result, allow_nan=False).encode())
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Name the file that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"expected to write {path}, received the error: {error.strerror}; name another file") from None
 
 
 def _lines(found: Evaluation, dataset: Dataset) -> list[str]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from allstep.commands.evaluate.samples import path_of
-from allstep.commands.shared.records.files import output_file
+from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
-from allstep.common.files.disk import write_atomically
 from allstep.common.process.requirements import need
 from allstep.common.training.metrics import best_classes
 
@@ -91,10 +90,10 @@ class Predictions:
     def write(self, path: Path) -> None:
         """Write the rows as the ending of the path says.
 
-        Raises OSError if the file cannot be written; one that was there stays.
+        Raises UserError if the file cannot be written; one that was there stays.
         """
         rows = list(self.rows())
-        with write_atomically(path) as stream:
+        with written_whole(path) as stream:
             if path.suffix == ".parquet":
                 import pyarrow as pa
                 import pyarrow.parquet

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allstep.commands.evaluate.run_flags import words_for
+from allstep.commands.shared.records.files import written_whole
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, first_paragraph, printable, quote
 from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
@@ -33,7 +34,7 @@ from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
-from allstep.common.files.disk import try_file, write_atomically
+from allstep.common.files.disk import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.requirements import need
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -164,7 +165,7 @@ def _export(
     shape = ", ".join(map(str, normalised.shape[1:]))
     taken = {"scales": flags.with_preprocessing, "samples": f"{normalised.dtype} (n, {shape})", "framework": framework}
     page = target.with_name(f"{target.name}.md")
-    with write_atomically(page) as stream:
+    with written_whole(page) as stream:
         stream.write(card(trained, flags.to, target.name, **taken).encode(errors="replace"))
     equal = f"outputs for {len(samples)} samples are equal to {apart:.1e}"
     print_line(printable(f"{target}: {equal}; its model card is {page}"))

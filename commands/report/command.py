@@ -19,10 +19,10 @@ from allstep.commands.forecast import section as forecast
 from allstep.commands.report import compare_sections, other_sections, profile_section
 from allstep.commands.report.sources import Sources, read
 from allstep.commands.shared.page.document import Section, render
+from allstep.commands.shared.records.files import written_whole
 from allstep.commands.study import section
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
-from allstep.common.files.disk import write_atomically
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,16 +45,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     for name in ("report.html", "report.md"):
         path = flags.directories[0] / name
-        try:
-            # Text from JSON may contain lone surrogates, which UTF-8 cannot encode.
-            note = "The figures are in report.html next to this file." if name == "report.md" else ""
-            written = render(name, flags.title, sections, sources.problems, note=note)
-            with write_atomically(path) as stream:
-                stream.write(written.encode(errors="backslashreplace"))
-        except OSError as error:
-            raise UserError(
-                f"expected to write {path}, received: {error.strerror}; name a directory that may be written first"
-            ) from None
+        # Text from JSON may contain lone surrogates, which UTF-8 cannot encode.
+        note = "The figures are in report.html next to this file." if name == "report.md" else ""
+        written = render(name, flags.title, sections, sources.problems, note=note)
+        with written_whole(path) as stream:
+            stream.write(written.encode(errors="backslashreplace"))
         print(printable(str(path)))
 
 

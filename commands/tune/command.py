@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.commands.shared.jobs import Outcome, run_job
-from allstep.commands.shared.records.files import command
+from allstep.commands.shared.records.files import command, written_whole
 from allstep.commands.tune.space import Space, corners, read_space
 from allstep.commands.tune.study import DIRECTIONS, keep_trials, next_trial, open_study
 from allstep.common.api.session import words_of
@@ -35,7 +35,7 @@ from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse
-from allstep.common.files.disk import try_file, write_atomically
+from allstep.common.files.disk import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.requirements import need_frameworks
 from allstep.common.training.steps_in_flight import DIVERGED
@@ -137,6 +137,6 @@ def _keep_best(study: Study, path: Path) -> None:
             "of --base-lr, or raise --trials"
         )
     best, kept = study.best_trial, path.with_name(f"{path.stem}.best.yaml")
-    with write_atomically(kept) as stream:
+    with written_whole(kept) as stream:
         stream.write(yaml.safe_dump(dict(best.params), sort_keys=False).encode())
     print_line(f"best: trial {best.number}, {best.value:.5g}: {' '.join(words_of(best.params))}  (--config {kept})")

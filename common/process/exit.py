@@ -10,6 +10,7 @@ rank has reported, and exit at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Callable
 
 from allstep.common.base.errors import Fault, UserError, summary
 from allstep.common.base.terminal import print_line
+from allstep.common.files.disk import NO_ROOM
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
 from allstep.common.process.output import ending_output, write_to_terminal
 from allstep.common.process.parent_watchdog import wait_until_orphaned
@@ -72,12 +74,18 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def _call(main: Callable[[], None]) -> None:
-    """Call `main`; a missing package of an extra, Horovod, launcher or working folder is the user's mistake."""
+    """Call `main`; a missing package of an extra, Horovod, launcher or working folder is the user's mistake, and so is
+    a limit of the machine."""
     try:
         main()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         if line := missing_part(error) or _lost_folder():
             raise UserError(line) from None
+        raise
+    except OSError as error:
+        if error.errno in (*NO_ROOM, errno.EMFILE):
+            where = f"{error.filename}: " if error.filename else ""
+            raise UserError(f"{where}{error.strerror}; make room, or raise the limit (ulimit -a)") from error
         raise
 
 

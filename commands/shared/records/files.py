@@ -8,10 +8,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import nonempty_path
@@ -74,6 +75,19 @@ def write_output(path: Path, result: Result) -> None:
         write(path, result)
     except OSError as error:
         raise UserError(f"expected a file to write for --output, received {path}: {error}") from None
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a stream whose content replaces the user's file when the block ends; an earlier file stays if it fails.
+
+    Raises UserError if it cannot be written.
+    """
+    try:
+        with write_atomically(path) as stream:
+            yield stream
+    except OSError as error:
+        raise UserError(f"expected to write {path}, received the error: {error.strerror}; name another file") from None
 
 
 def output_file(text: str) -> Path:

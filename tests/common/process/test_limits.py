@@ -1,0 +1,28 @@
+"""Limits of the machine that end a command. Oracle: the contract of a user's mistake, one line and status 2."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from allstep.common.base.errors import UserError
+from allstep.common.process.exit import _call
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EMFILE])
+def test_a_limit_of_the_machine_is_a_line(number):
+    def fails() -> None:
+        raise OSError(number, os.strerror(number), "runs/a")
+
+    with pytest.raises(UserError, match=f"runs/a: {os.strerror(number)}; make room, or raise the limit"):
+        _call(fails)
+
+
+def test_other_errors_stay_what_they_are():
+    def fails() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        _call(fails)
