@@ -18,6 +18,7 @@ from ranks import REPOSITORY, last, launch, train
 from sklearn.metrics import f1_score
 
 from allstep.commands.evaluate import command
+from allstep.commands.evaluate.run_flags import words_for
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
 from allstep.common.training.evaluation import Evaluation
@@ -198,3 +199,10 @@ def test_weights_of_a_file(trained, data, tmp_path):
         command.main([str(source), *map(str, flags), "--output", str(tmp_path / "out.json")])
         results.append(json.loads((tmp_path / "out.json").read_text())["loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(("dataset", "is_kept"), [("digits", False), ("parquet:x", True), (None, True)])
+def test_flags_of_pictures_go_to_data_sets_that_use_them(dataset, is_kept):
+    config = {"dataset": "image-folder", "image-size": 64, "validation-share": 0.2}
+    words = words_for(SimpleNamespace(config=config), ["--dataset", dataset] if dataset else [])
+    assert ("--image-size" in words) == ("--validation-share" in words) == is_kept
