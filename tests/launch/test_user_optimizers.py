@@ -11,7 +11,7 @@ import pytest
 from jobs import HOROVODRUN_GLOO, MPIRUN
 from ranks import BIN, REPOSITORY, run
 
-PROGRAM = REPOSITORY / "tests/launch/programs/own_optimizers.py"
+PROGRAM = REPOSITORY / "tests/launch/programs/user_optimizers.py"
 JOBS = {
     "pytorch single": ((), "all", {}),
     "pytorch horovod": ((*HOROVODRUN_GLOO, 2), "own class", {"ema": 0.9}),

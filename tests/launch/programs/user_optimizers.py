@@ -1,6 +1,6 @@
-"""Sessions with optimizers of a user's own, on the ranks at hand; run by test_own_optimizers.py.
+"""Sessions with optimizers of a user's own, on the ranks at hand; run by test_user_optimizers.py.
 
-    python own_optimizers.py FRAMEWORK OPTIMIZER EPOCHS DIRECTORY [FLAG=VALUE ...]
+    python user_optimizers.py FRAMEWORK OPTIMIZER EPOCHS DIRECTORY [FLAG=VALUE ...]
 
 OPTIMIZER may be `all`, in one process. A Session trains for one of EPOCHS, as 1,2, and the next one goes on from its
 checkpoint. Oracle: the framework's own loop in one process over the whole batches, in the order that `sharding`
