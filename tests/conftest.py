@@ -41,13 +41,17 @@ launches.guard()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
-    parser.addoption("--warm", action="store_true", help="start programs as forks of a process with the framework")
+    parser.addoption("--cold", action="store_true", help="start all programs anew, none as a fork (warm_start.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Import Triton, as torch.optim would, before tests import TensorFlow, since the other order crashes it."""
-    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if runs_tests and not config.option.collectonly:
+    """Start the servers of forks, and import Triton before TensorFlow, since the other order crashes it."""
+    is_worker = hasattr(config, "workerinput")
+    if config.option.collectonly:
+        return
+    if not is_worker and not config.getoption("--cold"):
+        warm_start.start()
+    if is_worker or not config.getoption("numprocesses", None):
         import torch._dynamo  # noqa: F401
 
 

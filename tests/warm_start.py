@@ -1,13 +1,13 @@
-"""Start programs of PyTorch and TensorFlow as forks of a process that has imported the framework: `pytest --warm`.
+"""Start programs of PyTorch and TensorFlow as forks of a process that has imported the framework.
 
-Most of a launch in a test is the import of a framework. `tests/warm/` has the server and what its clients do. Tests
-with the mark `cold` start all processes anew even then: those of processes, signals, hosts and the start itself.
+Most of a launch in a test is the import of a framework. `tests/warm/` has the servers and what their clients do. With
+`pytest --cold` all processes start anew, and those of tests with the mark `cold` always do: tests of processes,
+signals, hosts and the start itself.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import subprocess
 import sys
@@ -17,33 +17,36 @@ from pathlib import Path
 
 import pytest
 
-_FOLDER = Path(__file__).parent / "warm"
+FOLDER = Path(__file__).parent / "warm"
+_SOCKETS = "WARM_FOLDER"
+"""Variable that names the folder with the servers' sockets; programs look for them only if PYTHONPATH says so."""
 _current = {"cold": True}
 
 
-def choose(item: pytest.Item) -> None:
-    """Note whether the test that runs starts its processes anew, as all do without `pytest --warm`."""
-    _current["cold"] = not item.config.getoption("--warm") or item.get_closest_marker("cold") is not None
-
-
-def variables() -> Mapping[str, str]:
-    """Return the variables by which programs find the server, none in a test that starts its processes anew."""
-    return {} if _current["cold"] else started()
-
-
-@functools.cache
-def started() -> Mapping[str, str]:
-    """Start the server, which ends with this process."""
-    folder = tempfile.mkdtemp(prefix="warm")
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    server = subprocess.Popen(
-        [sys.executable, str(_FOLDER / "warm_server.py"), folder],
+def start() -> None:
+    """Start the servers, which all processes of pytest share, and which end with this one."""
+    os.environ[_SOCKETS] = tempfile.mkdtemp(prefix="warm")
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONUNBUFFERED")}
+    servers = subprocess.Popen(
+        [sys.executable, str(FOLDER / "warm_server.py"), os.environ[_SOCKETS]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    assert server.stdout and server.stdout.readline()
+    assert servers.stdout and servers.stdout.readline()
+    atexit.register(servers.communicate)
 
-    atexit.register(server.communicate)
-    return {"WARM_FOLDER": folder, "PYTHONPATH": str(_FOLDER)}
+
+def choose(item: pytest.Item) -> None:
+    """Note whether the test that runs starts its processes anew."""
+    _current["cold"] = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
+
+
+def variables(*others: str) -> Mapping[str, str]:
+    """Return the variable by which programs find the servers, none in a test that starts its processes anew.
+
+    Args:
+        others: the other folders that PYTHONPATH has.
+    """
+    return {} if _current["cold"] else {"PYTHONPATH": os.pathsep.join([str(FOLDER), *others])}

@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm_start
 from prove_corpus import SCRIPTS, launcher_of
 from requirements import need_packages
-from warm_scripts import WarmScript, servers
 
+from allstep.commands.prove import launching
 from allstep.commands.prove.launching import ITSELF, Script
+from allstep.commands.prove.observer.observer import Settings
+from allstep.commands.prove.observer.start import environment
 from allstep.commands.prove.runs import Run
 
 NUM_STEPS = 4
 _PACKAGES = {"ddp_accelerated": ["accelerate"], "ddp_split_batches": ["accelerate"], "ddp_lightning": ["lightning"]}
 """Optional packages that scripts of the corpus need."""
-_LAUNCHED = ("ddp_imagenet", "ddp_lightning")
-"""Scripts whose ranks start by their launcher; those of the others are forks of a process with the frameworks."""
 
 
 @pytest.fixture(scope="session")
@@ -28,16 +29,19 @@ def observe(tmp_path_factory) -> Iterator[Callable[[Path, str, int], Run]]:
 
     def run(path: Path, family: str, num_ranks: int) -> Run:
         need_packages(*_PACKAGES.get(family, ()))
-        is_launched = family in _LAUNCHED or "Adasum" in path.read_text()  # Adasum needs MPI
-        kind = Script if is_launched else WarmScript
         before = os.getcwd()
         os.chdir(tmp_path_factory.mktemp("prove"))
         try:
-            return kind(path, (), launcher_of(family), NUM_STEPS, 300).observe(num_ranks)
+            return Script(path, (), launcher_of(family), NUM_STEPS, 300).observe(num_ranks)
         finally:
             os.chdir(before)
 
-    with servers():
+    def variables(settings: Settings) -> dict[str, str]:
+        observed = environment(settings)
+        return {**observed, **warm_start.variables(observed["PYTHONPATH"])}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "environment", variables)
         yield run
 
 

@@ -1,10 +1,13 @@
 """Programs that start as forks of a process with the framework. Oracle: the same program in a process of its own."""
 
 import json
+import os
+import pty
 import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,36 +15,46 @@ import warm_start
 from ranks import environment
 
 PROGRAM = """
-if False:  # which is enough to be taken for a program of the framework
-    import {framework}
-import json, os, resource, signal, sys
+import {framework}
+import json, multiprocessing.process, os, resource, signal, sys, tempfile
 facts = {{
-    "words": [sys.argv, sys.orig_argv, __name__, globals().get("__file__")],
-    "path": [name for name in sys.path if "tests/warm" not in name], "folder": os.getcwd(),
-    "variables": {{name: value for name, value in os.environ.items() if name != "WARM_FOLDER"}},
+    "words": [sys.argv, sys.orig_argv, sys.executable, __name__, globals().get("__file__")],
+    "path": sys.path, "folders": [os.getcwd(), multiprocessing.process.ORIGINAL_DIR, tempfile.gettempdir()],
+    **{{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}},
     "cpus": list(os.sched_getaffinity(0)), "umask": os.umask(0),
-    "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
-    "handlers": [str(signal.getsignal(number)) for number in range(1, 32)],
+    "limits": [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
+    "handlers": [str(signal.getsignal(number)) for number in range(1, signal.NSIG)],
     "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    "threads": len(os.listdir("/proc/self/task")),
+    "files": [number for number in range(30) if os.path.exists(f"/proc/self/fd/{{number}}")],
+    "streams": [[one.name, one.encoding, one.line_buffering, one.write_through] for one in (sys.stdout, sys.stderr)],
     "file": os.read(9, 100).decode(), "input": sys.stdin.read(),
 }}
-print(json.dumps([facts, "{framework}" in sys.modules]))
+print(json.dumps([facts, "horovod" in sys.modules]))
 print("to standard error", file=sys.stderr)
 {end}
 """
 ENDS = {"fails": "raise ValueError('lost')", "exits": "sys.exit(7)", "is killed": "os.kill(os.getpid(), 9)",
-        "ends": "", "says why": "sys.exit('why')", "is interrupted": "signal.raise_signal(2)"}  # fmt: skip
+        "ends": "", "says why": "sys.exit('why')", "is interrupted": "signal.raise_signal(2)",
+        "kills its group": "sys.stdout.flush(); os.killpg(os.getpgrp(), 9)"}  # fmt: skip
+IS_FORKED = "import torch, sys; print('horovod.torch' in sys.modules)"
 
 
-def warm() -> dict[str, str]:
-    return {**environment(), **warm_start.started()}
+def warm(*others: str, **extra: str) -> dict[str, str]:
+    return {**environment(), **warm_start.variables(*others), **extra}
 
 
-def result_of(program: Path, variables: dict, *words: str) -> tuple[int, tuple, str]:
+def result_of(variables: dict[str, str], folder: Path, words: Sequence[str]) -> tuple[int, tuple, str]:
     line = 'umask 027; ulimit -n 500; trap "" HUP; exec 9<<<nine; exec "$0" "$@"'
-    command = ["taskset", "-c", "0", "bash", "-c", line, sys.executable, *words]
     result = subprocess.run(
-        command, env=variables, input="typed", capture_output=True, text=True, timeout=300, cwd=program.parent
+        ["taskset", "-c", "0", "bash", "-c", line, sys.executable, *words],
+        env=variables,
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder,
+        start_new_session=True,
     )
     return result.returncode, tuple(json.loads(result.stdout)), result.stderr
 
@@ -50,10 +63,21 @@ def result_of(program: Path, variables: dict, *words: str) -> tuple[int, tuple, 
 def test_as_in_a_process_of_its_own(framework, end, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(framework=framework, end=ENDS[end]))
-    for words in (["program.py", "--flag", "a b"], ["-u", str(program)], ["-c", program.read_text(), "--flag"]):
-        status, (facts, forked), error = result_of(program, warm(), *words)
-        assert (status, (facts, not forked), error) == result_of(program, {**warm(), "WARM_FOLDER": ""}, *words)
-        assert forked
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nprint(sys.argv, sys.path, file=sys.stderr)\n")
+    other = str(tmp_path / "other")
+    starts = [["program.py", "--flag", "a b"], ["-u", str(program)], ["-c", program.read_text(), "--flag"]]
+    for words in starts if end == "ends" and framework == "torch" else starts[:1]:
+        status, (facts, is_forked), error = result_of(warm(other), tmp_path, words)
+        own = {**environment(), "PYTHONPATH": other}
+        expected_status, (alone, _), expected_error = result_of(own, tmp_path, words)
+        assert is_forked
+        different = {name for name in {**facts, **alone} if facts.get(name) != alone.get(name)}
+        different = {name for name in different if not name.startswith("KMP_")}  # scikit-learn's, which is left out
+        assert different == set(), {name: (facts.get(name), alone.get(name)) for name in different}
+        if framework == "tensorflow":  # whose import prints lines
+            error, expected_error = error.splitlines()[-1], expected_error.splitlines()[-1]
+        assert (status, error) == (expected_status, expected_error)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +94,67 @@ def test_as_in_a_process_of_its_own(framework, end, tmp_path):
         ("", ("-m", "allstep.commands.cli", "compare", "--frameworks", "pytorch"), None),
         ("", ("-m", "pytest", "pytorch"), None),
         ("", ("-I", "-c", "import torch"), None),
+        ("", ("-X", "dev", "-c", "import torch"), None),
     ],
 )
 def test_which_programs_are_forks(text, words, framework, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(text)
     monkeypatch.setattr(sys, "orig_argv", ["python", *([str(program)] if text else []), *words])
-    names = runpy.run_path(str(Path(warm_start.__file__).parent / "warm" / "sitecustomize.py"))
-    request = names["_request"]()
-    assert (request and request[0]) == framework
+    monkeypatch.setenv("PYTHONPATH", str(warm_start.FOLDER))
+    found = runpy.run_path(str(warm_start.FOLDER / "warm_client.py"))["_program"]()
+    assert (found and found[0]) == framework
+
+
+@pytest.mark.parametrize(
+    "start, variables, is_forked",
+    [
+        ("", {}, True),
+        ("", {"HOROVOD_CYCLE_TIME": "2"}, True),
+        ("", {"OMP_NUM_THREADS": "2"}, False),
+        ("", {"SOME_LIBRARY": "1"}, False),
+        ("nice ", {}, False),
+        ("ulimit -v 100000000; ", {}, False),
+        ("unshare -n ", {}, False),
+        ("exec 0<&-; ", {}, False),
+        ("touch tyro.py; ", {}, False),  # another module than the one that is imported
+    ],
+)
+def test_a_fork_has_the_same_circumstances(start, variables, is_forked, tmp_path):
+    if start.startswith("unshare") and os.geteuid():
+        pytest.skip("only root makes a network")
+    command = ["bash", "-c", f'{start}"$0" "$@"', sys.executable, "-c", IS_FORKED]
+    result = subprocess.run(command, env={**warm(), **variables}, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout == f"{is_forked}\n", result.stderr
+
+
+@pytest.mark.parametrize("start, is_forked", [([], True), (["setsid", "--ctty"], False)])
+def test_no_fork_has_a_controlling_terminal(start, is_forked):
+    """Ranks of mpirun write to terminals, which are not theirs."""
+    ours, theirs = pty.openpty()
+    command = [*start, sys.executable, "-c", f"{IS_FORKED}; print(sys.stdout.line_buffering)"]
+    subprocess.run(command, env=warm(PYTHONUNBUFFERED=""), stdin=theirs, stdout=theirs, check=True)
+    assert os.read(ours, 100) == b"%s\r\nTrue\r\n" % str(is_forked).encode()
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("program", ["import random; print(random.random())", "print(hash('name'))",
+                                     "import torch; print(torch.rand(1))",
+                                     "import tensorflow as tf; print(tf.random.uniform([]).numpy())"])  # fmt: skip
+def test_ranks_differ_in_what_is_random(program):
+    framework = "" if "import t" in program else "import torch;"
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-c", framework + program],
+            env={**warm(), "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    first, second = (command.communicate()[0] for command in commands)
+    assert first and second and first != second
 
 
 def test_signals_reach_the_fork(tmp_path):
@@ -90,17 +166,7 @@ def test_signals_reach_the_fork(tmp_path):
     for number, status in ((signal.SIGTERM, 5), (signal.SIGUSR1, -signal.SIGUSR1), (signal.SIGKILL, -signal.SIGKILL)):
         command = [sys.executable, "-u", str(program)]
         with subprocess.Popen(command, env=warm(), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "ready\n"
+            assert process.stdout and process.stdout.readline() == "ready\n"
             process.send_signal(number)
             assert process.stdout.read() == ""  # the fork has ended
             assert process.wait() == status
-
-
-def test_other_folders_on_pythons_path_are_kept(tmp_path):
-    (tmp_path / "brought.py").write_text("VALUE = 3\n")
-    line = "import torch, sys; import brought; print(brought.VALUE)"
-    path = f"{warm()['PYTHONPATH']}:{tmp_path}"
-    result = subprocess.run(
-        [sys.executable, "-c", line], env={**warm(), "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert result.stdout == "3\n", result.stderr

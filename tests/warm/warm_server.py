@@ -1,7 +1,8 @@
-"""Fork processes that have imported a framework: python warm_server.py FOLDER, whose clients are `sitecustomize.py`.
+"""Fork processes that have imported a framework, for the clients of `warm_client.py`.
 
-The folder gets a socket for each framework, whose first client has it imported. The server ends with its
-standard input.
+warm_server.py FOLDER            makes sockets in the folder, starts the servers when they are first asked for, and ends
+                                 them with its standard input
+warm_server.py FRAMEWORK SOCKET  is such a server: it forks a process for each client, which forks the client's program
 """
 
 import ctypes
@@ -11,17 +12,20 @@ import importlib
 import importlib.util
 import io
 import marshal
+import multiprocessing.process
 import os
 import resource
 import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import types
 from contextlib import suppress
 
-from sitecustomize import import_time
+from warm_client import NUM_SERVERS, TRAINERS, circumstances, import_next_sitecustomize
 
 _MODULES = {
     "pytorch": ("torch", "torch.distributed.run", "horovod.torch"),
@@ -47,131 +51,133 @@ _SHARED = ("tyro", "numpy.random", *(f"allstep.common.{name}" for name in (
 _PR_SET_PDEATHSIG = 1
 
 
-def main(folder):
-    """Listen for both frameworks; return a request in the fork that is to serve it."""
+def keep_servers(folder):
+    """Start each server when its first client connects; end all when standard input ends."""
     listeners = {}
-    for framework in _MODULES:
-        listeners[framework] = listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"{folder}/{framework}")
-        listener.listen(128)
+    for name in _MODULES:
+        for number in range(NUM_SERVERS):
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"{folder}/{name}{number}")
+            listener.listen(128)
+            listeners[listener] = name
     servers = []
     print("ready", flush=True)
-    while True:
-        readable, _, _ = select.select([sys.stdin, *listeners.values()], [], [])
-        if sys.stdin in readable:
-            break
-        for framework in [name for name, listener in listeners.items() if listener in readable]:
-            if pid := os.fork():
-                servers.append(pid)
-                listeners.pop(framework).close()
-                continue
-            _die_with_parent()
-            for name in listeners.keys() - {framework}:
-                listeners[name].close()
-            return _serve(listeners[framework], framework)
-    for pid in servers:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
+    while sys.stdin not in (readable := select.select([sys.stdin, *listeners], [], [])[0]):
+        for listener in readable:
+            command = [sys.executable, __file__, listeners.pop(listener), str(listener.fileno())]
+            servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()]))
+            listener.close()
+    for server in servers:
+        server.kill()
+        server.wait()
     shutil.rmtree(folder)
-    raise SystemExit
 
 
 def _die_with_parent():
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _serve(listener, framework):
-    """Import a framework as trainers do, and fork a process for each client; return its request in the fork."""
-    circumstances = import_time(os.environ)
-    os.environ.update(circumstances)
+def serve(framework, listener):
+    """Import a framework as trainers do, and fork a process for each client; return its request in the program's."""
+    _die_with_parent()
+    own = circumstances()
+    os.environ.update({name: own[name] for name in TRAINERS})
+    before = dict(os.environ)
     from allstep.common.process.lean_import import lean_import
 
     with lean_import():
         parts = [f"allstep.{framework}.{name}" for name in _PARTS]
         for module in (*_MODULES[framework], *parts, *_SHARED):
             importlib.import_module(module)
+    changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    assert len(os.listdir("/proc/self/task")) == 1  # a fork has one thread
     gc.freeze()
-    clients = {}
-    ended, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wakes)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        poll = select.poll()
-        for source in (listener, ended, *clients):
-            poll.register(source, select.POLLIN)
-        readable = {number for number, _ in poll.poll()}
-        if ended in readable:
-            os.read(ended, 4096)
-            _report(clients)
-        for connection in [one for one in clients if one.fileno() in readable]:
-            _pass_on(connection, clients)
-        if listener.fileno() in readable:
-            connection, _ = listener.accept()
-            request, files = _receive(connection)
-            if request["prefix"] != sys.prefix or import_time(request["variables"]) != circumstances:
-                connection.sendall(b"-")
-                connection.close()
-            elif pid := os.fork():
-                clients[connection] = pid
-                connection.sendall(b"+")
-            else:
-                signal.set_wakeup_fd(-1)
-                for number in (ended, wakes):
-                    os.close(number)
-                for one in (listener, connection, *clients):
-                    one.close()
-                return _prepare(request, files)
-            for number in files:
-                os.close(number)
+        connection, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            if request := _attend(connection, own):
+                os.environ.update(changed)
+                return request
+        connection.close()
+
+
+def _attend(connection, own):
+    """Start a client's program and pass on to it the signals that the client gets; return the request in the program.
+
+    If the client is killed, so is the program, with its process group.
+    """
+    _die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request, files = _receive(connection)
+    if _refusal(request, own):
+        connection.sendall(b"-")
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    if not (pid := os.fork()):
+        connection.close()
+        _prepare(request, files)
+        return request
+    for number in files:
+        os.close(number)
+    connection.sendall(b"+")
+    ended = os.pidfd_open(pid)
+    while ended not in select.select([connection, ended], [], [])[0]:
+        if signals := _received(connection):
+            for number in signals:
+                os.kill(pid, number)
+        else:
+            for kill in (os.killpg, os.kill):  # its group may not be made yet
+                with suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
+            break
+    _, status = os.waitpid(pid, 0)
+    with suppress(OSError):  # the client has been killed
+        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
+    os._exit(0)
 
 
 def _receive(connection):
     header, files, *_ = socket.recv_fds(connection, 8, 250)
     size, data = int.from_bytes(header, "little"), b""
     while len(data) < size:
-        data += connection.recv(size - len(data))
+        if not (part := connection.recv(size - len(data))):
+            os._exit(0)  # the client has been killed
+        data += part
     return marshal.loads(data), files
 
 
-def _report(clients):
-    """Tell the clients whose process has ended how it ended."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        for connection in [one for one in clients if clients[one] == pid]:
-            del clients[connection]
-            with suppress(OSError):  # the client has been killed
-                connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
-            connection.close()
+def _received(connection):
+    with suppress(OSError):
+        return connection.recv(64)
 
 
-def _pass_on(connection, clients):
-    """Pass on the signals that a client got; if it was killed, kill its fork before any other starts."""
-    try:
-        signals = connection.recv(64)
-    except OSError:
-        signals = b""
-    for number in signals or [signal.SIGKILL]:
-        os.kill(clients[connection], number)
-    if not signals:
-        os.waitpid(clients.pop(connection), 0)
-        connection.close()
+def _refusal(request, own):
+    """Return why a fork would differ from the client; empty if it would not."""
+    theirs = request["circumstances"]
+    if different := [name for name in {**theirs, **own} if theirs.get(name) != own.get(name)]:
+        return f"other {different}"
+    if taken := {int(name) for name in os.listdir("/proc/self/fd")} & set(request["files"]) - {0, 1, 2}:
+        return f"files {taken}"
+    # A module beside the program comes before an installed one of its name, which is imported here.
+    for folder in (_first_on_path(request["words"], request["folder"]), *request["others"]):
+        for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+            name, _, ending = entry.name.partition(".")
+            is_module = ending in ("py", "pyc") or ending.endswith("so") or os.path.exists(f"{entry.path}/__init__.py")
+            if is_module and name in sys.modules and name != "sitecustomize":
+                return f"{entry.path} is another module than the one that is imported"
+    return ""
+
+
+def _first_on_path(words, folder):
+    return folder if words[0] in ("-m", "-c") else os.path.dirname(os.path.realpath(os.path.join(folder, words[0])))
 
 
 def _prepare(request, files):
     """Make this process what the client was when it asked."""
+    os.setpgid(0, 0)  # which the program may kill
     _die_with_parent()
-    for number in range(1, 32):
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
-    if signal.SIGINT not in request["ignored"]:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 500) for number in files]
     for number in files:
         os.close(number)
@@ -185,35 +191,52 @@ def _prepare(request, files):
         resource.setrlimit(getattr(resource, name), limit)
     os.environ.clear()
     os.environ.update(request["variables"])
-    for module in ("random", "numpy.random", "torch"):  # forks have the states of their parent
+    # What modules have noted of the process that imported them.
+    tempfile.tempdir = None
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]
+    multiprocessing.current_process().authkey = os.urandom(32)
+    for module in ("random", "numpy.random", "torch"):
         if module in sys.modules:
             sys.modules[module].seed()
     if request["unbuffered"]:
         sys.stdout, sys.stderr = (_unbuffered(stream) for stream in (sys.stdout, sys.stderr))
-    return request
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    else:
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    sys.executable = request["executable"]
+    sys.orig_argv[:] = request["orig_argv"]
+    sys.path[:] = [*request["others"], *sys.path[1:]]
+    for number in range(1, signal.NSIG):
+        if number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
+    if signal.SIGINT not in request["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
 
 
 def _unbuffered(stream):
     """Return a stream to the same file that writes at once, as Python's own do with -u."""
     raw = open(stream.fileno(), "wb", buffering=0, closefd=False)  # noqa: SIM115
+    raw.name = stream.name
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, newline="\n", write_through=True)
 
 
 def program(request):
     """Return the code of the request's program and its module, which is the main module from now on."""
     words = request["words"]
-    sys.orig_argv[1:] = request["after_python"]
+    sys.argv[:] = words if words[0] not in ("-m", "-c") else [words[0], *words[2:]]
+    import_next_sitecustomize()
+    sys.path.insert(0, _first_on_path(words, request["folder"]))
     module = types.ModuleType("__main__")
     if words[0] == "-m":
         spec = importlib.util.find_spec(words[1])
-        sys.argv[:], sys.path[0] = [spec.origin, *words[2:]], os.getcwd()
+        sys.argv[0] = spec.origin
         module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
         code = spec.loader.get_code(spec.name)
     elif words[0] == "-c":
-        sys.argv[:], sys.path[0] = ["-c", *words[2:]], ""
+        sys.path[0] = ""
         code = compile(words[1], "<string>", "exec")
     else:
-        sys.argv[:], sys.path[0] = words, os.path.dirname(os.path.realpath(words[0]))
         module.__file__ = os.path.abspath(words[0])
         with open(words[0], "rb") as file:
             code = compile(file.read(), module.__file__, "exec")
@@ -223,7 +246,9 @@ def program(request):
 
 
 if __name__ == "__main__":
-    code, names = program(main(sys.argv[1]))
+    if len(sys.argv) == 2:
+        sys.exit(keep_servers(sys.argv[1]))
+    code, names = program(serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))))
     # The frame of this file is no part of the program.
     sys.excepthook = lambda kind, error, trace: sys.__excepthook__(
         kind, error.with_traceback(trace and trace.tb_next), None
