@@ -12,7 +12,7 @@ train: setup
 	$(IN_VENV) horovodrun -np 2 python tensorflow/train.py
 
 test: setup
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --warm
 
 test-quick: setup
 	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full"

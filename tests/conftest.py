@@ -41,7 +41,7 @@ launches.guard()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
-    parser.addoption("--cold", action="store_true", help="start all programs anew, none as a fork (warm_start.py)")
+    parser.addoption("--warm", action="store_true", help="start programs as forks of a process with the framework")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if config.option.collectonly:
         return
-    if not is_worker and not config.getoption("--cold"):
+    if not is_worker:
         warm_start.start()
     if is_worker or not config.getoption("numprocesses", None):
         import torch._dynamo  # noqa: F401

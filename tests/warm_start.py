@@ -1,8 +1,7 @@
-"""Start programs of PyTorch and TensorFlow as forks of a process that has imported the framework.
+"""Start programs of PyTorch and TensorFlow as forks of a process that has imported the framework: `pytest --warm`.
 
-Most of a launch in a test is the import of a framework. `tests/warm/` has the servers and what their clients do. With
-`pytest --cold` all processes start anew, and those of tests with the mark `cold` always do: tests of processes,
-signals, hosts and the start itself.
+Most of a launch in a test is the import of a framework. `tests/warm/` has the servers and what their clients do. Tests
+with the mark `cold` start all processes anew even then: those of processes, signals, hosts and the start itself.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pytest
 FOLDER = Path(__file__).parent / "warm"
 _SOCKETS = "WARM_FOLDER"
 """Variable that names the folder with the servers' sockets; programs look for them only if PYTHONPATH says so."""
-_current = {"cold": True}
+_current = {"warm": False}
 
 
 def start() -> None:
@@ -39,14 +38,19 @@ def start() -> None:
 
 
 def choose(item: pytest.Item) -> None:
-    """Note whether the test that runs starts its processes anew."""
-    _current["cold"] = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
+    """Note whether programs of the test that runs are forks, which none is without `pytest --warm`."""
+    _current["warm"] = item.config.getoption("--warm") and item.get_closest_marker("cold") is None
 
 
-def variables(*others: str) -> Mapping[str, str]:
-    """Return the variable by which programs find the servers, none in a test that starts its processes anew.
+def variables() -> Mapping[str, str]:
+    """Return the variables by which programs find the servers, none in a test that starts its processes anew."""
+    return path() if _current["warm"] else {}
+
+
+def path(*others: str) -> Mapping[str, str]:
+    """Return the variable by which programs find the servers in any test.
 
     Args:
         others: the other folders that PYTHONPATH has.
     """
-    return {} if _current["cold"] else {"PYTHONPATH": os.pathsep.join([str(FOLDER), *others])}
+    return {"PYTHONPATH": os.pathsep.join([str(FOLDER), *others])}

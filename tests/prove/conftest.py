@@ -38,7 +38,7 @@ def observe(tmp_path_factory) -> Iterator[Callable[[Path, str, int], Run]]:
 
     def variables(settings: Settings) -> dict[str, str]:
         observed = environment(settings)
-        return {**observed, **warm_start.variables(observed["PYTHONPATH"])}
+        return {**observed, **warm_start.path(observed["PYTHONPATH"])}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "environment", variables)

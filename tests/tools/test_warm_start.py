@@ -41,7 +41,7 @@ IS_FORKED = "import torch, sys; print('horovod.torch' in sys.modules)"
 
 
 def warm(*others: str, **extra: str) -> dict[str, str]:
-    return {**environment(), **warm_start.variables(*others), **extra}
+    return {**environment(), **warm_start.path(*others), **extra}
 
 
 def result_of(variables: dict[str, str], folder: Path, words: Sequence[str]) -> tuple[int, tuple, str]:

@@ -91,6 +91,8 @@ def serve(framework, listener):
             importlib.import_module(module)
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     assert len(os.listdir("/proc/self/task")) == 1  # a fork has one thread
+    files = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    assert sorted(map(int, files)) == [0, 1, 2, listener.fileno()]  # a fork has the files of its client alone
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -158,8 +160,6 @@ def _refusal(request, own):
     theirs = request["circumstances"]
     if different := [name for name in {**theirs, **own} if theirs.get(name) != own.get(name)]:
         return f"other {different}"
-    if taken := {int(name) for name in os.listdir("/proc/self/fd")} & set(request["files"]) - {0, 1, 2}:
-        return f"files {taken}"
     # A module beside the program comes before an installed one of its name, which is imported here.
     for folder in (_first_on_path(request["words"], request["folder"]), *request["others"]):
         for entry in os.scandir(folder) if os.path.isdir(folder) else ():
@@ -178,7 +178,8 @@ def _prepare(request, files):
     """Make this process what the client was when it asked."""
     os.setpgid(0, 0)  # which the program may kill
     _die_with_parent()
-    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 500) for number in files]
+    free = max(*files, *request["files"]) + 1
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, free) for number in files]
     for number in files:
         os.close(number)
     for number, wanted in zip(moved, request["files"], strict=True):
