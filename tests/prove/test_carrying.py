@@ -82,10 +82,18 @@ class Trainer:
         for x, y in loader:
             self.top1.update(model(x).item())  # in a method
 
+    def __call__(self, model, loader):
+        for x, y in loader:
+            self.top1.update(model(x).item())  # in an object
+
 def validate(model, loader, meters):
     for x, y in loader:
         accuracy = (model(x) == y).mean()  # in a function
         meters["top1"].update(accuracy.item())
+
+def outputs(model, loader):
+    for x, y in loader:
+        yield model(x), y  # in a generator
 
 def main():
     trainer, others = Trainer(), Meter()
@@ -101,6 +109,9 @@ main()
 """
 
 
+_GENERATOR = "for out, y in outputs(model, loader):\n            others.update(out)"
+
+
 @pytest.mark.parametrize(
     ("place", "call", "after", "expected"),
     [
@@ -110,6 +121,9 @@ main()
         ("in a function", "validate(model, loader, meters)", "others.reduce()", False),
         ("in a method", "trainer.validate(model, loader)", "trainer.reduce()", True),
         ("in a method", "trainer.validate(model, loader)", "others.reduce()", False),
+        ("in an object", "trainer(model, loader)", "trainer.reduce()", True),
+        ("in a generator", _GENERATOR, "others.reduce()", True),
+        ("in a generator", _GENERATOR, "meter.reduce()", False),
     ],
 )
 def test_an_object_that_takes_results_and_reduces_them(place, call, after, expected, tmp_path):

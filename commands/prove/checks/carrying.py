@@ -164,10 +164,9 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _parts(call: ast.Call) -> Iterator[ast.expr]:
-    """Yield the arguments of a call, and the object whose method it calls."""
+    """Yield the arguments of a call, and the object that it calls, or whose method it calls."""
     yield from (*call.args, *(one.value for one in call.keywords))
-    if isinstance(call.func, ast.Attribute):
-        yield call.func.value
+    yield call.func.value if isinstance(call.func, ast.Attribute) else call.func
 
 
 def _parameters(scope: _Scope) -> set[str]:
@@ -192,8 +191,10 @@ def _bound(scope: _Scope) -> set[str]:
 def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
     if isinstance(statement, ast.Assign):
         yield from statement.targets
-    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)):
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
         yield statement.target
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        yield from (one.optional_vars for one in statement.items if one.optional_vars)
     for expression in _expressions(statement):
         yield from (one.target for one in ast.walk(expression) if isinstance(one, ast.NamedExpr))
 
