@@ -29,6 +29,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
 from allstep.pytorch import Session
 from allstep.pytorch.kept import extra_state
+from allstep.pytorch.kept.pass_state import pass_state
 from allstep.pytorch.other_networks import build_other
 from allstep.pytorch.strategies.fsdp import FSDP, layers_of, stands_alone
 
@@ -318,6 +319,20 @@ def test_slices(tmp_path):
 def test_extra_state_of_another_length(tmp_path):
     longer = type("Longer", (NETWORKS["ExtraState"],), {"more": lambda self: setattr(self, "calls", 7)})
     assert_same_state(train_twice(longer, tmp_path, optimizer="sgd"), expected(longer(), "sgd"))
+
+
+class Noisy(Base):
+    """A layer that adds noise from a generator of its own."""
+
+    def more(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.randn(hidden.shape, generator=self.generator)
+
+
+def test_noise_is_not_taken_for_samples_that_are_computed_together():
+    assert not pass_state(build_other("a program", SMALL, 0, Noisy())).couples
 
 
 def test_lazy_layers_have_weights_after_the_trial():
