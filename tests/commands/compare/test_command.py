@@ -135,7 +135,7 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
     hollow = '{"format": "allstep-compare", "version": 2}'
     for broken, expected in ((whole[:100], "cannot be read"), (hollow, "to have created")):
         (tmp_path / "compare.json").write_text(broken)
-        monkeypatch.setattr(measuring, "_now", lambda: "a later time")
+        monkeypatch.setattr(files, "now", lambda: "a later time")
         assert status() == "pending"
         [line] = capsys.readouterr().err.splitlines()
         assert expected in line and "compare.json" in line
