@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -76,6 +77,9 @@ class OutputDirectory:
     def close(self) -> None:
         """Release the lock. A second call does nothing."""
         if self._descriptor is not None:
+            # A child that another thread is starting holds the lock until its exec.
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 

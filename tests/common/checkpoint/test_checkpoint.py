@@ -8,6 +8,7 @@ import math
 import os
 import queue
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def test_state_comes_back_whole(tmp_path):
     assert names(directory) == ["step-00000007"]
     assert names(directory / "step-00000007") == sorted(ALL_FILES)
     assert_same(load("latest", directory, warn=refuse_warning), state_of(7))
+
+
+def test_a_child_that_is_being_started_does_not_hold_the_lock(tmp_path):
+    with OutputDirectory(tmp_path, warn=refuse_warning) as output:
+        descriptors = [output._descriptor]  # which a child has until its exec
+        child = subprocess.Popen(["sleep", "60"], pass_fds=descriptors)
+    try:
+        OutputDirectory(tmp_path, warn=refuse_warning).close()
+    finally:
+        child.kill()
+        child.wait()
 
 
 dtypes = st.sampled_from(["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])

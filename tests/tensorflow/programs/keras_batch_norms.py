@@ -7,6 +7,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from allstep.common.base.terminal import print_line
+from allstep.common.launch.placement import find_placement
 from allstep.tensorflow import Session
 
 SIZE, CLASSES = 31, 3  # of the last sample one rank has none
@@ -51,4 +53,6 @@ def train(name):
     return [float(loss), *(np.asarray(one).tolist() for one in model.variables if "moving" in one.path)]
 
 
-print(json.dumps({name: train(name) for name in NETWORKS}))
+found = {name: train(name) for name in NETWORKS}
+if find_placement().rank == 0:
+    print_line(json.dumps(found))
