@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from allstep.common.files.disk import NO_LOCKS
 from allstep.common.files.regular_file import regular
 
 LOCK = ".lock"
+_POLL_SECONDS = 0.05
 
 
 class OutputDirectory:
@@ -25,7 +27,8 @@ class OutputDirectory:
     Raises UserError if the directory cannot be written, or another run has locked it.
     """
 
-    def __init__(self, path: str | Path, *, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: str | Path, *, warn: Callable[[str], None], max_wait: float = 0.0) -> None:
+        """Lock the directory, after at most `max_wait` seconds in which another process has it."""
         self.path: Path = Path(path)
         self.warn: Callable[[str], None] = warn
         try:
@@ -35,7 +38,7 @@ class OutputDirectory:
         except OSError as error:
             raise _unwritable(self.path, error) from None
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(self._descriptor, time.monotonic() + max_wait)
         except BlockingIOError:
             holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace").strip()
             self.close()
@@ -61,6 +64,15 @@ class OutputDirectory:
         except OSError as error:  # a full disk
             self.close()
             raise _unwritable(self.path, error) from None
+
+    def _lock(self, descriptor: int, deadline: float) -> None:
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
 
     def check_is_same(self) -> None:
         """Check that the directory is still the locked one, before a file in it is written or deleted.

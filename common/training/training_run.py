@@ -162,7 +162,9 @@ class TrainingRun:
         with contextlib.ExitStack() as cleanup:
             output = None
             if config.output.output_dir and placement.rank == 0:
-                output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
+                # A rank that leaves an elastic job may still be saving its last commit.
+                wait = config.faults.fault_timeout if self.commits else 0.0
+                output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn, max_wait=wait))
             committed = self.commits.agree(worker.collectives) if self.commits else None
             data, description = {}, None
             if placement.rank == 0 and (output or config.output.resume):

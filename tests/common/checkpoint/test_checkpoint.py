@@ -9,6 +9,7 @@ import os
 import queue
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def test_state_comes_back_whole(tmp_path):
     assert names(directory) == ["step-00000007"]
     assert names(directory / "step-00000007") == sorted(ALL_FILES)
     assert_same(load("latest", directory, warn=refuse_warning), state_of(7))
+
+
+def test_a_run_may_wait_for_a_rank_that_still_saves(tmp_path):
+    saving = OutputDirectory(tmp_path, warn=refuse_warning)
+    with pytest.raises(UserError, match="in use by"):
+        OutputDirectory(tmp_path, warn=refuse_warning, max_wait=0.1)
+    threading.Timer(0.3, saving.close).start()
+    OutputDirectory(tmp_path, warn=refuse_warning, max_wait=60).close()
 
 
 def test_a_child_that_is_being_started_does_not_hold_the_lock(tmp_path):
