@@ -22,6 +22,8 @@ RUNNING = ("running_mean", "running_var")
 """Ends of the names of running statistics."""
 TENSOR_PARALLEL = "tensor parallel"
 """Operation of a wrapper by which ranks share the work on the same samples."""
+APPLIED = "applied"
+"""What an optimizer has done to gradients that steps."""
 AVERAGES_WEIGHTS = "weights"
 """Operation of a wrapper that averages weights, not gradients."""
 
@@ -238,11 +240,11 @@ class Collective(Record):
 
 
 @dataclass(frozen=True)
-class EarlyClip(Record):
-    """Gradients were clipped, or unscaled, while Horovod still averaged them."""
+class EarlyChange(Record):
+    """Gradients were changed or applied while Horovod still averaged them."""
 
     what: str
-    """How the gradients were changed: changed, clipped or unscaled."""
+    """What was done to the gradients: changed, clipped, unscaled, or APPLIED."""
     step: int
     line: str
 

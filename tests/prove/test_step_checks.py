@@ -11,8 +11,10 @@ from prove_records import ALONE, GRADIENTS, map_steps, names, run
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.records import (
+    APPLIED,
     TENSOR_PARALLEL,
     Collective,
+    EarlyChange,
     Forward,
     Gradient,
     Sent,
@@ -61,23 +63,20 @@ def test_what_adasum_adds_up_is_no_mean():
     assert names(replace(right, ranks=tuple(Rank((*rank.records[:-1], call)) for rank in right.ranks))) == []
 
 
-@pytest.mark.parametrize(
-    ("is_wrapped", "expected"), [(True, "gradients-partly-averaged"), (False, "gradients-not-averaged")]
-)
-def test_some_averages_that_come_in_time(is_wrapped, expected):
-    """If the step does not wait for Horovod, the number of averages in time tells nothing about the script."""
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_step_that_does_not_wait_for_averages(is_wrapped):
+    """All averages may come in time, some, or none, which tells nothing about the script."""
     wrapper = Wrapped("hvd.DistributedOptimizer", "train.py:3")
-
-    def with_a_late_average(record: object) -> object:
-        if not isinstance(record, Step):
-            return record
-        [in_time] = record.gradients
-        late = Gradient("late", in_time.local, in_time.local)
-        return replace(record, gradients=(in_time, late), is_wrapped=is_wrapped, wrapper="train.py:3")
-
-    right = run()
-    ranks = [Rank((wrapper, *map(with_a_late_average, rank.records))) for rank in right.ranks]
-    assert names(replace(right, ranks=tuple(ranks))) == [expected]
+    for factor in (1, 2):
+        right = map_steps(run(factor), lambda *_: {"is_wrapped": is_wrapped, "wrapper": "train.py:3"})
+        early = EarlyChange(APPLIED, 1, "train.py:9")
+        ranks = tuple(Rank((wrapper, early, *rank.records)) for rank in right.ranks)
+        [finding] = findings(Runs(ALONE, replace(right, ranks=ranks)))
+        assert (finding.name, finding.line) == ("gradients-not-averaged", "train.py:9")
+        mend = (
+            "optimizer.synchronize() before" if is_wrapped else "step the optimizer that hvd.DistributedOptimizer has"
+        )
+        assert finding.mend.startswith(mend)
 
 
 @pytest.mark.parametrize(("is_same_sample", "expected"), [(True, []), (False, ["loss-scaled"])])

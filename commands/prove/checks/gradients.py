@@ -17,11 +17,12 @@ from allstep.commands.prove.checks.weights import differing, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import (
     ADASUM,
+    APPLIED,
     AVERAGES_WEIGHTS,
     RUNNING,
     TENSOR_PARALLEL,
     Collective,
-    EarlyClip,
+    EarlyChange,
     Forward,
     Gradient,
     Projections,
@@ -37,6 +38,7 @@ _NEAR = 0.02
 """Relative tolerance of a factor."""
 _NEAR_LOSS = {True: 0.25, False: 0.1}
 """Relative tolerance of a ratio of losses on different samples, by whether the runs began with the same weights."""
+_WAIT = "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step()"
 _FIRST_STEPS = 3
 """Number of steps whose losses must agree on such a ratio."""
 
@@ -44,8 +46,8 @@ _FIRST_STEPS = 3
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare gradients before and after the reduction."""
     run = runs.together
-    if early := next((clip for rank in run.ranks for clip in rank.all(EarlyClip)), None):
-        yield _clipped_early(early)
+    if early := next(((rank, one) for rank in run.ranks for one in rank.all(EarlyChange)), None):
+        yield _too_early(*early)
         return
     if run.has(ADASUM) or run.has(AVERAGES_WEIGHTS):
         return
@@ -60,14 +62,17 @@ def check(runs: Runs) -> Iterator[Finding]:
             yield from _wrong_factor(runs, optimizer)
 
 
-def _clipped_early(clip: EarlyClip) -> Finding:
+def _too_early(rank: Rank, change: EarlyChange) -> Finding:
+    which, mend = "clipped-before-average", f"{_WAIT}, or scaler.step(optimizer)"
+    if change.what == APPLIED:
+        step = next((one for one in rank.all(Step) if (one.number, one.line) == (change.step, change.line)), None)
+        which, mend = "gradients-not-averaged", _averaging(rank, step) if step and not step.is_wrapped else _WAIT
     return Finding(
-        "clipped-before-average",
-        f"gradients are {clip.what} while Horovod still averages them: what is applied depends on timing",
-        f"in step {clip.step}, averages that backward had begun were on their way when gradients were {clip.what}",
-        "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step(), or "
-        "scaler.step(optimizer)",
-        clip.line,
+        which,
+        f"gradients are {change.what} while Horovod still averages them: what is applied depends on timing",
+        f"in step {change.step}, averages that backward had begun were on their way when gradients were {change.what}",
+        mend,
+        change.line,
     )
 
 
@@ -140,8 +145,6 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
         )
     if others:
         evidence += f", and the same of {others} other weights"
-    # If nothing waits for the averages, any number of them may arrive in time.
-    if others and not _wrapper_without_step(rank, step):
         which, what = "gradients-partly-averaged", "each rank applies its own gradients of some weights"
     else:
         which, what = "gradients-not-averaged", "each rank applies its own gradients"

@@ -27,7 +27,7 @@ from allstep.commands.prove.observer.pytorch_values import (
 )
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.values import digest, finite, projections
-from allstep.commands.prove.records import BACKWARD, EarlyClip, Gradient, Projections, Sent, Step
+from allstep.commands.prove.records import APPLIED, BACKWARD, EarlyChange, Gradient, Projections, Sent, Step
 
 _register_hook = torch.Tensor.register_hook  # before it is observed
 IS_PARTIAL = "_allstep_is_partial"
@@ -133,12 +133,12 @@ class Optimizers:
         gradients = (one.grad for one in self._on_their_way())
         is_sent = any(one is not None and one.data_ptr() == tensor.data_ptr() for one in gradients)
         if is_sent and (line := self._observer.line()):
-            self._observer.write(EarlyClip("changed", self._observer.progress.num_steps + 1, line))
+            self._observer.write(EarlyChange("changed", self._observer.progress.num_steps + 1, line))
 
     def before_change(self, what: str) -> None:
         """Record a change of gradients while Horovod still averages some."""
         if any(True for _ in self._on_their_way()):
-            self._observer.write(EarlyClip(what, self._observer.progress.num_steps + 1, self._observer.line()))
+            self._observer.write(EarlyChange(what, self._observer.progress.num_steps + 1, self._observer.line()))
 
     def _on_their_way(self) -> Iterator[torch.Tensor]:
         """Yield the parameters whose gradients Horovod still averages, of which its wrapper keeps handles.
@@ -146,9 +146,9 @@ class Optimizers:
         A handle is None in a pass that only accumulates.
         """
         for optimizer in self._optimizers.values():
-            for parameter, (handle, _) in getattr(optimizer, "_handles", {}).items():
+            for parameters, (handle, _) in getattr(optimizer, "_handles", {}).items():
                 if handle is not None:
-                    yield parameter
+                    yield from parameters if isinstance(parameters, tuple) else (parameters,)
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         """Prepare the record of a step. If a wrapper's step calls its optimizer's, the last call counts.
@@ -165,6 +165,10 @@ class Optimizers:
             return None  # it only makes slots, as Horovod's broadcast does on ranks without a checkpoint
         self._outer = optimizer if _is_zero_redundancy(optimizer) else None
         number = self._num_steps.get(id(optimizer), 0) + 1
+        # Horovod's wrapper waits in its own step, unless it is told not to.
+        waits = getattr(optimizer, "_should_synchronize", False)
+        if not waits and not {*map(id, self._on_their_way())}.isdisjoint(map(id, parameters)):
+            self._observer.write(EarlyChange(APPLIED, number, self._observer.line()))
         order = [*self._num_steps, id(optimizer)]
         if sharded:
             self._observer.note_unseen("sharded weights, gradients and states", "each rank has a shard")
