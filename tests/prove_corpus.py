@@ -104,67 +104,6 @@ features = torch.randn(16, 16, generator=torch.Generator().manual_seed(rank))
 model[0].register_buffer("features", features)
 model[0].register_forward_pre_hook(lambda layer, given: (given[0] @ layer.features,))
 """
-_TAPE = """average = hvd.DistributedGradientTape
-hvd.DistributedGradientTape = lambda tape: average(tape, op=hvd.Adasum)
-optimizer = keras.optimizers.SGD(0.05"""
-_SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
-_STATE = """if hvd.rank() == 0:
-    for parameter in model.parameters():
-        optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
-"""
-_LATER = """hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(rank))
-"""
-_AGAIN = """        optimizer.synchronize()
-        for parameter in model.parameters():
-            parameter.grad /= hvd.size()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-"""
-# Too large for the samples of a few steps to show it.
-_WHOLE = """    {before}
-    data = TensorDataset(torch.rand(100_000, 20), torch.zeros(100_000).long())
-    {after}
-    loader = DataLoader(data, batch_size=16, shuffle=True)
-"""
-_SHORTER_EPOCHS = """train, test = slice(0, 512), slice(512 + rank, 768, size)
-fit = keras.Model.fit
-keras.Model.fit = lambda *args, **kwargs: fit(*args, **kwargs, steps_per_epoch=32 // size)
-"""
-_RELOADED = """        scheduler.step(float(total))
-        if rank == 0 and epoch == 0:
-            with torch.no_grad():
-                network.head.weight.copy_(teacher.head.weight)
-"""
-_CLIPPED_APART = """        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(self.model.parameters())[self.rank :], 1e-3)
-"""
-_LOST = """        loss.backward()
-        if self.rank:
-            next(self.model.parameters()).grad.zero_()
-"""
-_SKIPPED = """        if self.rank and points[0, 0] > 0.8:
-            return
-        loss.backward()
-"""
-_REMADE = """    head.weight = torch.nn.Parameter(head.weight.detach().clone())
-    optimizer = torch.optim"""
-_PROBED = """        if self.rank == 0:
-            if not hasattr(self, "probe"):
-                self.probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(20))], 0.1)
-            (points @ self.probe.param_groups[0]["params"][0] - labels).square().mean().backward()
-            self.probe.step()
-            self.probe.zero_grad()
-        loss.backward()
-"""
-_CONSTANT = """hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
-features = torch.randn(16, 16, generator=torch.Generator().manual_seed(rank))
-model[0].register_buffer("features", features)
-model[0].register_forward_pre_hook(lambda layer, given: (given[0] @ layer.features,))
-"""
-_OWN_STATISTICS = """DistributedDataParallel(model, broadcast_buffers=False)
-    validate.__globals__["validate"] = lambda *_: 0.0
-    optimizer"""
 _TAPE = """    tape = hvd.DistributedGradientTape(tape)
     variables = [variable.value for variable in model.trainable_variables]
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
