@@ -5,7 +5,7 @@ Digests are 64 bits in hexadecimal digits. A line of the script is written FILE:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Projections = tuple[float, ...]
 """Products of a tensor's values, or of some of them, with fixed directions. They are linear: means can be compared."""
@@ -20,6 +20,8 @@ ADASUM = "adasum"
 """Operation of a reduction of Horovod that is neither a mean nor a sum."""
 RUNNING = ("running_mean", "running_var")
 """Ends of the names of running statistics."""
+FROZEN = "frozen "
+"""Begin of the names of weights that are not trained, among buffers."""
 TENSOR_PARALLEL = "tensor parallel"
 """Operation of a wrapper by which ranks share the work on the same samples."""
 APPLIED = "applied"
@@ -164,6 +166,8 @@ class Forward(Record):
     """Whether the model was in evaluation mode."""
     by_library: bool = False
     """Whether an installed library calls the model, such as a trainer."""
+    gathers: bool = False
+    """Whether the call gathers values of other ranks, such as their features."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,8 @@ class Step(Record):
     """First loss that the closure of a line search has returned."""
     num_passes: int = 1
     """Number of these backward passes."""
+    after: dict[str, str] = field(default_factory=dict)
+    """Digest of one of the weights after the step; empty if none was taken."""
 
 
 @dataclass(frozen=True)

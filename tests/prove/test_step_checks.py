@@ -12,6 +12,8 @@ from allstep.commands.prove.checks import findings
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.records import (
     APPLIED,
+    BACKWARD,
+    FROZEN,
     TENSOR_PARALLEL,
     Collective,
     EarlyChange,
@@ -19,6 +21,7 @@ from allstep.commands.prove.records import (
     Gradient,
     Sent,
     Step,
+    Waiting,
     World,
     Wrapped,
     Yielded,
@@ -150,18 +153,21 @@ def test_the_rate_follows_the_batch(rate, expected):
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"),
+    ("weights", "after", "expected"),
     [
-        (("00", "00", "00"), []),
-        (("00", "00", "0r"), ["weights-part"]),  # one rank has loaded others
-        (("00", "0r", "00"), []),  # an average of weights (local SGD)
+        (("00", "00", "00"), "r", []),
+        (("00", "00", "0r"), "r", ["weights-part"]),  # one rank has loaded others
+        (("00", "0r", "12"), "1r", []),  # an average of weights (local SGD)
+        (("00", "0r", "10"), "1r", ["weights-part"]),  # all ranks load a checkpoint of rank 0
     ],
 )
-def test_weights_in_later_steps(weights, expected):
+def test_weights_in_later_steps(weights, after, expected):
     def change(rank, step):
-        return {"weights": {"w": weights[step.number - 1].replace("r", str(rank))}}
+        before = weights[step.number - 1].replace("r", str(rank))
+        return {"weights": {"w": before}, "after": {"w": after.replace("r", str(rank))}}
 
-    assert names(map_steps(run(), change)) == expected
+    is_local = weights[2] == "12"  # then the rate is not scaled
+    assert names(map_steps(run(rate=0.1 if is_local else 0.2), change)) == expected
 
 
 @pytest.mark.parametrize(
@@ -278,6 +284,52 @@ def test_losses_of_models_with_other_constants(queues, expected):
         ]
         ranks.append(Rank(tuple(records)))
     assert names(replace(halved, ranks=tuple(ranks))) == expected
+
+
+@pytest.mark.parametrize("gathers", ["in the model", "after it", "no"])
+def test_losses_that_compare_samples_of_all_ranks(gathers):
+    """A contrastive loss grows with the number of ranks, whose samples it compares with each other."""
+    records = []
+    for record in (one for rank in run().ranks for one in rank.records):
+        if isinstance(record, Forward):
+            records.append(replace(record, gathers=gathers == "in the model"))
+            records += [Collective("all_gather", "", (), "train.py:8")] * (gathers == "after it")
+            record = Waiting(BACKWARD, "train.py:8")
+        records.append(replace(record, loss=2.0) if isinstance(record, Step) else record)
+    half = len(records) // 2
+    together = replace(run(), ranks=(Rank(tuple(records[:half])), Rank(tuple(records[half:]))))
+    assert names(together) == ["loss-scaled"] * (gathers == "no")
+
+
+def test_the_loss_of_a_single_step_tells_nothing():
+    ranks = [Rank(rank.records[:5]) for rank in map_steps(run(), lambda _, step: {"loss": 2.0}).ranks]
+    assert names(replace(run(), ranks=tuple(ranks))) == []
+
+
+@pytest.mark.parametrize("name", ["parameter 0", "w"])
+def test_shards_that_a_script_gives_to_optimizers(name):
+    """Flat copies that no backward pass reaches, or other weights on each rank. Oracle: ranks may differ there."""
+
+    def change(rank, step):
+        own = name if name != "w" else f"w{rank}"
+        gradient = Gradient(own, None, projections(GRADIENTS[rank, step.number - 1]))
+        return {"gradients": (gradient,), "weights": {own: f"{rank}"}}
+
+    assert names(map_steps(run(), change)) == []
+
+
+@pytest.mark.parametrize(("teacher", "expected"), [("aab", ["buffers-differ"]), ("aaa", []), ("baa", [])])
+def test_weights_that_no_optimizer_trains(teacher, expected):
+    """A teacher that only rank 0 averages differs from then on."""
+    ranks = []
+    for rank in run().ranks:
+        digests = teacher if rank.number else "aaa"
+        calls = [
+            Forward(step, 1, False, (), None, {f"{FROZEN}w": digests[step - 1]}, None, "train.py:6")
+            for step in (1, 2, 3)
+        ]
+        ranks.append(Rank((*rank.records[:-1], *calls, rank.records[-1])))
+    assert names(replace(run(), ranks=tuple(ranks))) == expected
 
 
 @pytest.mark.parametrize("moment", ["after batch 1", "before the second step"])

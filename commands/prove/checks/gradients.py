@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from allstep.commands.prove.checks.weights import differing, rejoins
+from allstep.commands.prove.checks.carrying import carries
+from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import (
     ADASUM,
     APPLIED,
     AVERAGES_WEIGHTS,
+    BACKWARD,
     RUNNING,
     TENSOR_PARALLEL,
     Collective,
@@ -28,6 +30,7 @@ from allstep.commands.prove.records import (
     Projections,
     Sent,
     Step,
+    Waiting,
     Wrapped,
 )
 from allstep.commands.prove.runs import Rank, Run, Runs
@@ -55,6 +58,8 @@ def check(runs: Runs) -> Iterator[Finding]:
         yield finding
         return
     for optimizer in range(1, run.num_optimizers + 1):
+        if has_shards(run, optimizer):
+            continue
         if apart := unequal(run.steps(optimizer)):
             if not _averages_weights(run, optimizer):
                 yield _not_averaged(run, *apart)
@@ -258,17 +263,34 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
-    """Return the ratios of the first steps' losses on several ranks to those on one; empty without a run on one.
+    """Return the ratios of the first steps' losses on several ranks to those on one; empty if they tell nothing.
 
-    If one rank trains on the same samples in its first steps, the only ratio is that on these samples.
+    If one rank trains on the same samples in its first steps, the only ratio is that on these samples. Otherwise a few
+    losses are needed, since those of small batches differ by chance.
     """
-    if runs.alone is None or _has_buffers_apart(runs.together):
+    if runs.alone is None or _has_buffers_apart(runs.together) or _compares_ranks(runs):
         return []
     if (ratio := _ratio_on_same_samples(runs, optimizer)) is not None:
         return [ratio]
     pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
     losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, _FIRST_STEPS)]
-    return [several / one for one, several in losses if one and several is not None]
+    ratios = [several / one for one, several in losses if one and several is not None]
+    return ratios if len(ratios) == _FIRST_STEPS else []
+
+
+def _compares_ranks(runs: Runs) -> bool:
+    """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
+    gathers: list[Collective] = []
+    for record in runs.together.ranks[0].records:
+        if isinstance(record, Forward):
+            gathers = []
+            if record.is_training and record.gathers:
+                return True
+        elif isinstance(record, Collective) and "gather" in record.kind:
+            gathers.append(record)
+        elif isinstance(record, Waiting) and record.what == BACKWARD and gathers:
+            return any(carries(runs.script, one.callers, (record.line,)) for one in gathers)
+    return False
 
 
 def _has_buffers_apart(run: Run) -> bool:

@@ -59,14 +59,16 @@ def _validation(runs: Runs) -> Finding | None:
     reduced = [_is_reduced(rank, runs.script) for rank in run.ranks]
     if None in reduced:
         return None
-    is_reduced = all(reduced)
+    is_reduced, is_keras = all(reduced), run.library == "horovod.tensorflow"
+    reduction = "hvd.allreduce" if "horovod" in run.library else "dist.all_reduce"
     are_same = is_same(one.rows, other.rows)
     if are_same and is_reduced:
         return Finding(
             "validation-repeated",
             "every rank validates the same samples, and their results are then reduced: samples count several times",
             f"{ranks((0, 1))} evaluated the same {len({*one.rows} & {*other.rows})} samples in their first batches",
-            "give each rank its share of the validation set: sampler=DistributedSampler(validation, shuffle=False)",
+            "give each rank its share of the validation set: "
+            + ("data[rank::size]" if is_keras else "sampler=DistributedSampler(validation, shuffle=False)"),
             one.line,
         )
     if not are_same and not is_reduced and one.rows and other.rows:
@@ -75,7 +77,8 @@ def _validation(runs: Runs) -> Finding | None:
             "each rank validates a share of the samples, and the results are not reduced: what is reported is "
             "one rank's",
             f"no reduction carries the results of {ranks((0, 1))}, whose samples differ",
-            "average the sums over the ranks: hvd.allreduce(correct), dist.all_reduce(correct)",
+            "average the sums over the ranks: "
+            + ("hvd.callbacks.MetricAverageCallback()" if one.evaluates else f"{reduction}(correct)"),
             one.line,
         )
     return None

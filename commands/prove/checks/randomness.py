@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import RUNNING, Forward, Wrapped, Yielded
+from allstep.commands.prove.records import FROZEN, RUNNING, Forward, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -27,10 +27,11 @@ def check(runs: Runs) -> Iterator[Finding]:
     for line, names in _buffers_apart(run, are_constant=True).items():
         yield Finding(
             "buffers-differ",
-            "ranks have different constants in their models: buffers or frozen weights, which no step changes",
+            "ranks have different values in their models that no optimizer trains: constants, or averages of weights",
             f"in the first steps, {listed(names)} have other values on other ranks",
             "before the first step, send rank 0's to all: hvd.broadcast_parameters(model.state_dict(), root_rank=0), "
-            "in Keras hvd.broadcast_variables(model.weights, root_rank=0); else dist.broadcast(buffer, src=0)",
+            "in Keras hvd.broadcast_variables(model.weights, root_rank=0); else dist.broadcast(buffer, src=0); and "
+            "change them on all ranks alike",
             line,
         )
     for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
@@ -84,20 +85,31 @@ def _same_draws(run: Run) -> tuple[Forward, str] | None:
 def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
     """Return the buffers that differ between ranks in training, by the line of a model's call.
 
-    They are those that no call changes and ranks are to have alike if `are_constant`; else the others.
+    They are frozen weights, and those that no call changes and ranks are to have alike, if `are_constant`; else the
+    others.
     """
     found: dict[str, list[str]] = {}
     begin = 2 if run.library == "horovod.tensorflow" else 1  # Keras' callbacks broadcast after the first step
-    calls = [[one for one in rank.forwards(training=True) if one.buffers and one.step >= begin] for rank in run.ranks]
+    calls = [[one for one in _calls_in_training(rank) if one.buffers and one.step >= begin] for rank in run.ranks]
     is_asked_for = any(one.keeps_buffers for rank in run.ranks for one in rank.all(Wrapped))
     for line in dict.fromkeys(one.line for one in calls[0]):
         own = [[one.buffers for one in calls_of_rank if one.line == line] for calls_of_rank in calls]
         for name in own[0][0] if all(own) else ():
             digests = [[one.get(name) for one in buffers] for buffers in own]
-            is_constant = all(len(one) > 1 and len({*one}) == 1 for one in digests) and not is_asked_for
-            if is_constant == are_constant and all(len({*one}) > 1 for one in zip(*digests, strict=False)):
+            differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
+            is_kept = name.startswith(FROZEN) and len(differ) > 1
+            is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
+            if is_constant == are_constant and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
     return found
+
+
+def _calls_in_training(rank: Rank) -> list[Forward]:
+    """Return the calls that train a model, and those of models that are frozen, such as teachers."""
+    frozen = [
+        one for one in rank.all(Forward) if not one.is_training and all(n.startswith(FROZEN) for n in one.buffers)
+    ]
+    return [*rank.forwards(training=True), *frozen]
 
 
 def _states_of_batches(rank: Rank) -> list[tuple[str, ...]]:

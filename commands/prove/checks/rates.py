@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from allstep.commands.prove.checks.samples import global_batches
+from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.records import ADASUM, Step
+from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, Step
 from allstep.commands.prove.runs import Run, Runs
 
 _NEAR = 0.05
@@ -39,7 +40,9 @@ def check(runs: Runs) -> Iterator[Finding]:
         f"the learning rate is {rate:.3g} on one rank and {scaled:.3g} on {runs.together.num_ranks}, the global batch "
         f"{batch_alone} and {batch_together} samples"
     )
-    is_linear = any(name in together[0].kind for name in _LINEAR)
+    # Steps between averages of weights (local SGD) are of each rank's own batch.
+    averages_weights = runs.together.has(AVERAGES_WEIGHTS) or rejoins(runs.together, 1)
+    is_linear = any(name in together[0].kind for name in _LINEAR) and not averages_weights
     if growth > 1 + _NEAR and is_linear and _near(ratio, 1):
         yield Finding(
             "learning-rate-not-scaled",

@@ -63,7 +63,7 @@ def _same_samples(run: Run) -> Finding | None:
         f"in {len(same)} of {len(steps[0])} steps, {ranks((first, second))} had the same samples "
         f"({len({*batch} & {*other})} of {len(batch)} in step {same[0]})",
         sharing.mend(run.ranks[0]),
-        loops[0].line if loops else "",
+        loops[0].line if loops else same_sites[0],
     )
 
 

@@ -34,7 +34,11 @@ def mend(rank: Rank) -> str:
     """Return the change that gives each rank its own share."""
     size = "hvd.size(), rank=hvd.rank()" if "horovod" in rank.library else "dist.get_world_size(), rank=dist.get_rank()"
     if rank.library == "tf.distribute":
-        return "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share"
+        return (
+            "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share; in the "
+            "function of distribute_datasets_from_function, "
+            "dataset.shard(context.num_input_pipelines, context.input_pipeline_id)"
+        )
     loops = rank.training_loops
     if loops and loops[0].sampler and loops[0].num_samples is None:
         share = size.replace("rank=", "").split(", ")

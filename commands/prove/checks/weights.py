@@ -9,6 +9,8 @@ from allstep.commands.prove.records import AVERAGES_WEIGHTS, Step
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
+_UNNAMED = "parameter "
+"""Begin of the names of weights that are in no model."""
 _AT_ONCE = tuple(f"{OUT_OF_STEP} {moment}" for moment in ("after batch 1", "before the second step"))
 """Errors of the Keras drop-in, which ends a fit, or a loop, before the observed weights can be compared."""
 
@@ -20,6 +22,8 @@ def check(runs: Runs) -> Iterator[Finding]:
         yield _apart(runs.together, runs.together.failure, steps[0].line if steps else "")
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
+        if has_shards(runs.together, optimizer):
+            continue
         pairs = ((steps, parted(runs.together, steps)) for steps in runs.together.steps(optimizer) if steps[0].weights)
         first, names = next(((steps, names) for steps, names in pairs if names is not None), (None, None))
         if first is None:
@@ -49,7 +53,7 @@ def check_later(runs: Runs) -> Iterator[Finding]:
     if runs.together.has(AVERAGES_WEIGHTS):
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
-        if rejoins(runs.together, optimizer):
+        if rejoins(runs.together, optimizer) or has_shards(runs.together, optimizer):
             continue
         for steps in runs.together.steps(optimizer):
             if names := parted(runs.together, steps):
@@ -63,14 +67,31 @@ def check_later(runs: Runs) -> Iterator[Finding]:
                 return
 
 
+def has_shards(run: Run, optimizer: int) -> bool:
+    """Return whether a script gives each rank weights of its own to step, as a ZeRO written by hand does.
+
+    They are other weights of a model, or flat copies of weights, which no backward pass reaches.
+    """
+    first = next(run.steps(optimizer), ())
+    names = [{*step.weights} for step in first]
+    if not names or not all(names):
+        return False
+    are_copies = not any(one.local for step in first for one in step.gradients) and _UNNAMED in min(names[0])
+    return not set.intersection(*names) or (are_copies and bool(parted(run, first)))
+
+
 def rejoins(run: Run, optimizer: int) -> bool:
-    """Return whether ranks whose weights differ have the same again later, as with averages of weights (local SGD)."""
-    has_parted = False
+    """Return whether ranks whose weights differ have the same again later, as with averages of weights (local SGD).
+
+    No such averages are weights of a rank that keeps its own, such as those of a checkpoint that others load.
+    """
+    has_parted, last = False, {}
     for steps in run.steps(optimizer):
         differ = bool(parted(run, steps))
-        if has_parted and not differ and steps[0].weights:
+        is_kept = any(last.get(name) == one for name, one in steps[0].weights.items())
+        if has_parted and not differ and steps[0].weights and not is_kept:
             return True
-        has_parted |= differ
+        has_parted, last = has_parted | differ, steps[0].after
     return False
 
 

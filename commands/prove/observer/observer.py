@@ -52,6 +52,7 @@ class Observer:
         self.keeps_files = settings.keeps_files
         self.progress = Progress(settings.num_steps)
         self._num_loops = 0
+        self.num_gathers = 0
         self.is_in_fit = self.cuts_epoch = False
         self._name = os.path.basename(settings.script)
         self._script = (settings.script, os.path.abspath(settings.script))

@@ -16,9 +16,9 @@ from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, so
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import RUNNING, Forward, HostCopy
+from allstep.commands.prove.records import FROZEN, RUNNING, Forward, HostCopy
 
-_FIRST_CALLS = 3
+_FIRST_CALLS = 6
 """Calls of a model after which its buffers are recorded."""
 
 
@@ -49,7 +49,8 @@ class Models:
 
         @functools.wraps(call)
         def outermost(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or getattr(self._depth, "is_inside", False) or not has_weights(module):
+            is_inner = torch.compiler.is_compiling() or getattr(self._depth, "is_inside", False)
+            if is_inner or not (args or kwargs) or not has_weights(module):  # parametrizations take no arguments
                 return call(module, *args, **kwargs)
             self._depth.is_inside = True
             self._caller = sys._getframe(1).f_code.co_filename
@@ -65,6 +66,7 @@ class Models:
         if not any(module is known for known in self._called):
             self._called.append(module)
         line, caller, before = observer.line(), self._caller, _random_state()
+        num_gathers = observer.num_gathers
         rows = self._rows((args, kwargs), (line, id(module)))
         if not rows:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
@@ -83,6 +85,7 @@ class Models:
                 callers=observer.callers(),
                 in_eval=not module.training,
                 by_library="site-packages" in caller,
+                gathers=observer.num_gathers > num_gathers,
             )
         )
 
@@ -91,10 +94,13 @@ class Models:
         digest_of = self._observer.quiet("buffers of models", lambda values: digest(some_bytes(values)), "")
         number = self._num_calls[id(module)] = self._num_calls.get(id(module), 0) + 1
         named = dict(module.named_buffers())
+        weights = {name.removeprefix("module."): one for name, one in module.named_parameters()}
+        frozen = {f"{FROZEN}{name}": one for name, one in weights.items() if not one.requires_grad}
+        is_frozen = len(frozen) == len(weights)
         if number > _FIRST_CALLS:
             named = {} if module.training else {name: one for name, one in named.items() if name.endswith(RUNNING)}
-        elif module.training:
-            named |= {name: one for name, one in module.named_parameters() if not one.requires_grad}
+        elif module.training or is_frozen:
+            named = frozen if is_frozen else named | frozen
             named = {name: one for name, one in named.items() if not self._wrappers.is_kept_alike(one)}
         for name, values in named.items():
             if values.is_floating_point():

@@ -220,6 +220,9 @@ class Optimizers:
         step, self._pending, self._outer = self._pending, None, None
         if step is None:
             return
+        changed = (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None)
+        if (first := next(changed, None)) is not None and step.number > 1 and not step.sharded:
+            step = replace_field(step, after=self._digests({first: first}, is_whole=False))
         self._num_steps[id(optimizer)] = step.number
         for group in optimizer.param_groups:
             for parameter in group["params"]:
