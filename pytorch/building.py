@@ -7,12 +7,10 @@ import torch
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
 from allstep.common.data.datasets import Dataset
-from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss
-from allstep.pytorch.noise_scale import GradientSquares
-from allstep.pytorch.observer import Observer
+from allstep.pytorch.observer import GradientSquares, Observer, WeightAverage
 from allstep.pytorch.optimizers import embeddings_of
 from allstep.pytorch.optimizers.state import CanonicalSlots, OptimizerState, OwnState
 from allstep.pytorch.outputs import with_heads

@@ -8,6 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from allstep.common.data.loader import Batch
+from allstep.common.recipe.noise_scale import is_measured
+from allstep.pytorch.compat import move_towards
+from allstep.pytorch.kept.network_state import can_train
+from allstep.pytorch.optimizers.layers import local, local_gradients
 
 
 class Observer:
@@ -55,3 +59,89 @@ def observed(observers: Sequence[Observer], number: int, factor: float) -> Itera
         for observer in observers:
             stack.enter_context(observer.in_pass(number, factor))
         yield
+
+
+class GradientSquares(Observer):
+    """Squares of the norms of gradients; `tensorflow/observer.py` has the same.
+
+    A pass's gradient of a weight is read when backward hands it out: before it is added to those of other passes, and
+    before Horovod or DDP sends it, which they do in place.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._parameters, self._with_hooks = list(parameters), set[torch.nn.Parameter]()
+        self._norms: list[torch.Tensor] | None = None
+        self._measures = False
+
+    def begin(self, batch: Batch, learning_rate: float, num_steps: int) -> None:
+        self._measures, self._squares, self._average = is_measured(num_steps + 1), list[torch.Tensor](), 0.0
+        if self._measures:
+            for parameter in self._parameters:
+                if parameter.requires_grad and parameter not in self._with_hooks:
+                    self._with_hooks.add(parameter)
+                    parameter.register_hook(self._see)
+
+    @contextlib.contextmanager
+    def in_pass(self, number: int, factor: float) -> Iterator[None]:
+        self._norms = [] if self._measures and factor else None
+        yield
+        if self._norms:
+            self._squares.append(_square(self._norms) / factor**2)
+        self._norms = None
+
+    def see_averages(self) -> None:
+        if self._measures:
+            self._average = _square([torch.linalg.vector_norm(one) for one in local_gradients(self._parameters)])
+
+    def numbers(self) -> Mapping[str, torch.Tensor | float]:
+        squares = torch.stack(self._squares).sum() if self._squares else 0.0
+        return {"squares_of_parts": squares, "square_of_average": self._average}
+
+    def _see(self, gradient: torch.Tensor) -> None:
+        if self._norms is not None:
+            self._norms.append(torch.linalg.vector_norm(gradient))
+
+
+def _square(norms: list[torch.Tensor]) -> torch.Tensor:
+    """Return the square of the norm of all weights together, in float64."""
+    return torch.stack(norms).double().square().sum()
+
+
+class WeightAverage(Observer):
+    """a = w after the first step, a = decay * a + (1 - decay) * w after each other one (Polyak and Juditsky 1992).
+
+    Running statistics of batch norms are not averaged: they are averages.
+    """
+
+    def __init__(self, network: torch.nn.Module, decay: float) -> None:
+        parameters = {name: one for name, one in network.named_parameters() if can_train(one)}
+        self._all = {f"ema/{name}": parameter for name, parameter in parameters.items()}
+        self._own = {name: parameter for name, parameter in self._all.items() if not parameter.is_meta}
+        self._decay = decay
+        self.state: dict[str, torch.Tensor] = {}
+
+    def kept(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self._all.items()
+
+    def see_updates(self) -> None:
+        if not self.state:
+            self.state = {name: parameter.detach().clone() for name, parameter in self._own.items()}
+            return
+        averages, weights = local(self.state.values()), local(self._own.values())
+        move_towards(averages, [weight.detach() for weight in weights], 1 - self._decay)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, parameter in self._own.items():
+            [weight], [average] = local([parameter]), local([self.state[name]])
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)

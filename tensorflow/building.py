@@ -7,12 +7,10 @@ import keras
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
-from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import Clip, Noise
 from allstep.tensorflow.inputs import Inputs
 from allstep.tensorflow.losses import build_loss
-from allstep.tensorflow.noise_scale import GradientSquares
-from allstep.tensorflow.observer import Observer
+from allstep.tensorflow.observer import GradientSquares, Observer, WeightAverage
 from allstep.tensorflow.passes import OnePass, Passes
 from allstep.tensorflow.precision import Precision, ScaledFp16
 from allstep.tensorflow.recompute import RecomputedBlocks

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import keras
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
+from allstep.common.recipe.noise_scale import MEASURED_EVERY
 from allstep.common.training.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.passes import Gradients
+from allstep.tensorflow.strategies.strategy import Strategy
 
 
 class Observer:
@@ -60,3 +63,85 @@ class Observer:
     def averaged_weights(self) -> contextlib.AbstractContextManager:
         """Within it the network has moving averages, and these are where its weights were."""
         return contextlib.nullcontext()
+
+
+class GradientSquares(Observer):
+    """Squares of the norms of gradients, within a traced step; `pytorch/observer.py` has the same.
+
+    They are 0 in steps that are not to be measured, in which nothing is computed for them.
+    """
+
+    measures = ("squares_of_parts",)
+
+    def __init__(self, optimizer: keras.Optimizer, num_local_devices: int) -> None:
+        self._optimizer, self._num_local_devices = optimizer, num_local_devices
+
+    def see_pass(self, gradients: Gradients, factor: tf.Tensor) -> Mapping[str, tf.Tensor]:
+        # 0 where the factor is 0: a pass without samples.
+        return {"squares_of_parts": self._square(gradients, tf.math.square(factor))}
+
+    def see_averages(self, gradients: Gradients) -> None:
+        # The devices of this process all have it, and it is added up over them.
+        self._average = self._square(gradients, tf.constant(float(self._num_local_devices)))
+
+    def numbers(self) -> Mapping[str, tf.Tensor]:
+        return {"square_of_average": tf.identity(self._average)}  # one tensor of several devices would count once
+
+    def _square(self, gradients: Gradients, divisor: tf.Tensor) -> tf.Tensor:
+        def compute() -> tf.Tensor:
+            squares = [tf.nn.l2_loss(one) for one in gradients if one is not None]
+            return tf.math.divide_no_nan(2 * tf.add_n(squares), divisor)
+
+        num_steps = cast("keras.Variable", self._optimizer.iterations).value
+        return tf.cond(tf.math.floormod(num_steps, MEASURED_EVERY) == 0, compute, lambda: tf.constant(0.0))
+
+
+class WeightAverage(Observer):
+    """a = w after the first step, a = decay * a + (1 - decay) * w after each other one (Polyak and Juditsky 1992).
+
+    Running statistics of batch norms are not averaged: they are averages.
+    """
+
+    def __init__(self, weights: Sequence[CanonicalWeight], decay: float, strategy: Strategy) -> None:
+        """`weights` have gradients, in the model's order."""
+        self._decay, self._strategy, self._variables = decay, strategy, [weight.variable for weight in weights]
+        with strategy.scope():
+            averages = [_zeros_beside(variable) for variable in self._variables]
+        self.state = [
+            (f"ema/{weight.name}", weight, average) for weight, average in zip(weights, averages, strict=True)
+        ]
+
+    def see_updates(self, num_steps: tf.Tensor) -> None:
+        kept = tf.where(num_steps == 0, 0.0, self._decay)
+
+        def update(average: tf.Variable, weight: tf.Tensor, kept: tf.Tensor) -> None:
+            kept = tf.cast(kept, weight.dtype)
+            average.assign(kept * average + (1 - kept) * weight)
+
+        def everywhere(distribution: tf.distribute.Strategy, kept: tf.Tensor) -> None:
+            for variable, (_, _, average) in zip(self._variables, self.state, strict=True):
+                distribution.extended.update(average.value, update, args=(variable.value, kept), group=False)
+
+        distribution = tf.distribute.get_strategy()
+        tf.__internal__.distribute.interim.maybe_merge_call(everywhere, distribution, kept)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for variable, (_, _, average) in zip(self._variables, self.state, strict=True):
+            kept, *_ = self._strategy.replicas(variable)
+            kept = kept.copy()  # which may be the variable's own memory
+            variable.assign(self._strategy.replicas(average)[0])
+            average.assign(kept)
+
+
+def _zeros_beside(variable: keras.Variable) -> keras.Variable:
+    with tf.distribute.get_strategy().extended.colocate_vars_with(variable.value):
+        name = f"{variable.path.replace('/', '_')}_average"
+        return keras.Variable("zeros", shape=variable.shape, dtype=variable.dtype, trainable=False, name=name)
