@@ -103,7 +103,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             "single", "Single", (*_COMMON, "trace"), max_ranks=1, one_process=True, measures_noise=True
         ),
         "mirrored": StrategyEntry(
-            "mirrored",
+            "distribute",
             "Mirrored",
             (*_COMMON, "trace", "sync_batch_norm", "num_devices"),
             num_ranks_flag="--num-devices",
@@ -118,7 +118,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             measures_noise=True,
         ),
         "central-storage": StrategyEntry(
-            "central_storage",
+            "distribute",
             "CentralStorage",
             ("accumulate_steps", "sync_batch_norm", "num_devices", "slices", "audit"),
             num_ranks_flag="--num-devices",

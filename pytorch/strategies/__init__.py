@@ -1,4 +1,4 @@
-"""The strategies of PyTorch by the names of `--strategy`; each is one file that spells out the five steps."""
+"""The strategies of PyTorch by the names of `--strategy`; each is one class that spells out the five steps."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Parts that the strategies of tf.distribute share: a step runs on every device of this process.
+"""Strategies of tf.distribute: what all share, and those of one process, MirroredStrategy and central storage.
 
-Gradients are added up over all devices of all ranks by the all-reduce of the replica context, which Keras 3 calls
-inside of an optimizer's `apply`.
+A step runs on every device of this process. Gradients are added up over all devices of all ranks by the all-reduce of
+the replica context, which Keras 3 calls inside of an optimizer's `apply`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -99,6 +100,35 @@ class LocalDevices(DistributedStrategy):
     @abstractmethod
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
         """The strategy over `devices`, named as in /GPU:0."""
+
+
+class Mirrored(LocalDevices):
+    """MirroredStrategy: a copy of the weights on every device, gradients added up by all-reduce."""
+
+    def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
+        return tf.distribute.MirroredStrategy(devices)
+
+
+class CentralStorage(LocalDevices):
+    """CentralStorageStrategy: the weights are on the CPU, and every device reads them for its part of the batch."""
+
+    def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
+        return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/CPU:0")
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        # All devices share one variable, and TensorFlow has to know what becomes of the values that they give it: the
+        # running statistics of batch norm, Keras' own included, and the states from which dropout draws.
+        with self.strategy.scope(), tf.variable_creator_scope(_aggregated):
+            yield
+
+
+def _aggregated(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+    if options["trainable"] is False and options["aggregation"] == tf.VariableAggregation.NONE:
+        is_averaged = tf.as_dtype(options["dtype"]).is_floating
+        aggregation = tf.VariableAggregation
+        options["aggregation"] = aggregation.MEAN if is_averaged else aggregation.ONLY_FIRST_REPLICA
+    return create(**options)
 
 
 def local_devices(num_devices: int | None) -> list[str]:

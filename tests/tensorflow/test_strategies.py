@@ -97,7 +97,7 @@ from allstep.common.launch.placement import ALONE
 from allstep.common.process.lean_import import lean_import
 with lean_import():
     import tensorflow as tf
-    from allstep.tensorflow.strategies.mirrored import Mirrored
+    from allstep.tensorflow.strategies.distribute import Mirrored
 Mirrored(ALONE, StrategyConfig(num_devices={num_devices})).pin_device()
 threads = tf.config.threading
 print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())

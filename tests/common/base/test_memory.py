@@ -56,4 +56,4 @@ def test_a_rank_uses_freed_memory_again(strategy):
 
 
 def test_a_rank_of_several_devices_uses_freed_memory_again():
-    assert faults("allstep.tensorflow.strategies.mirrored:Mirrored") < 2 * PAGES_A_STEP
+    assert faults("allstep.tensorflow.strategies.distribute:Mirrored") < 2 * PAGES_A_STEP

@@ -22,8 +22,7 @@ from allstep.common.launch.placement import ALONE
 from allstep.common.recipe.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 from allstep.tensorflow.optimizers import build_optimizer
-from allstep.tensorflow.strategies.central_storage import CentralStorage
-from allstep.tensorflow.strategies.mirrored import Mirrored
+from allstep.tensorflow.strategies.distribute import CentralStorage, Mirrored
 from allstep.tensorflow.strategies.single import Single
 from allstep.tensorflow.strategies.strategy import Strategy
 from allstep.tensorflow.worker import Worker
