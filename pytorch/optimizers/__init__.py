@@ -16,6 +16,8 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.pytorch.compat import sgd_step, without_compiler
 from allstep.pytorch.kept.network_state import can_train
+from allstep.pytorch.optimizers.layerwise import Lamb, Lars, NovoGrad
+from allstep.pytorch.optimizers.muon import Muon
 
 
 def embeddings_of(network: torch.nn.Module) -> set[torch.nn.Parameter]:
@@ -47,20 +49,12 @@ def build_optimizer(
     if name in ("lars", "lamb"):
         groups[0]["layerwise"], groups[1]["layerwise"] = True, False
     if name == "lars":
-        from allstep.pytorch.optimizers.lars import Lars
-
         return without_compiler(Lars)(groups, momentum=config.momentum)
     if name == "lamb":
-        from allstep.pytorch.optimizers.lamb import Lamb
-
         return without_compiler(Lamb)(groups)
     if name == "novograd":
-        from allstep.pytorch.optimizers.novograd import NovoGrad
-
         return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
     if name == "muon":
-        from allstep.pytorch.optimizers.muon import Muon
-
         matrices = {one for one in parameters if one.ndim == 2} - embeddings
         layers = groups[0].pop("params")
         groups[:1] = [

@@ -11,14 +11,9 @@ import keras
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.tensorflow.compat import parts, trained_variables
-from allstep.tensorflow.optimizers.adagrad import Adagrad
-from allstep.tensorflow.optimizers.adam import Adam
-from allstep.tensorflow.optimizers.lamb import LAMB
-from allstep.tensorflow.optimizers.lars import LARS
+from allstep.tensorflow.optimizers.elementwise import SGD, Adagrad, Adam, RMSprop
+from allstep.tensorflow.optimizers.layerwise import LAMB, LARS, NovoGrad
 from allstep.tensorflow.optimizers.muon import Muon
-from allstep.tensorflow.optimizers.novograd import NovoGrad
-from allstep.tensorflow.optimizers.rmsprop import RMSprop
-from allstep.tensorflow.optimizers.sgd import SGD
 
 __all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "Muon", "NovoGrad", "RMSprop", "build_optimizer"]
 

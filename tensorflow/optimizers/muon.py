@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from allstep.tensorflow.compat import variable_index
-from allstep.tensorflow.optimizers.adam import Adam
 from allstep.tensorflow.optimizers.base import is_embedding, norm
+from allstep.tensorflow.optimizers.elementwise import Adam
 
 
 @keras.saving.register_keras_serializable("allstep")

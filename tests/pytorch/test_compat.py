@@ -20,9 +20,7 @@ from allstep.pytorch.compat import (
     unscale,
     without_compiler,
 )
-from allstep.pytorch.optimizers.lamb import Lamb
-from allstep.pytorch.optimizers.lars import Lars
-from allstep.pytorch.optimizers.novograd import NovoGrad
+from allstep.pytorch.optimizers.layerwise import Lamb, Lars, NovoGrad
 
 pytestmark = pytest.mark.cold
 
@@ -93,8 +91,8 @@ def test_multi_tensor_operations_do_what_those_of_one_tensor_do():
 PROGRAM = """
 import sys, torch
 from allstep.pytorch.compat import without_compiler
-from allstep.pytorch.optimizers.lamb import Lamb
-from allstep.pytorch.optimizers.lars import Lars
+from allstep.pytorch.optimizers.layerwise import Lamb
+from allstep.pytorch.optimizers.layerwise import Lars
 weight = torch.nn.Parameter(torch.ones(3))
 optimizer = {make}([weight], lr=0.1)
 weight.grad = torch.ones(3)

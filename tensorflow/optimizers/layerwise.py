@@ -1,0 +1,102 @@
+"""Optimizers whose updates of a layer follow its norms. `pytorch/optimizers/layerwise.py` has the formulas."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from allstep.tensorflow.compat import is_in_xla, momentary_variable
+from allstep.tensorflow.optimizers.base import is_layer, norm, ratio_of
+from allstep.tensorflow.optimizers.elementwise import SGD, AdamKernel
+
+
+@keras.saving.register_keras_serializable("allstep")
+class LARS(SGD):
+    """LARS; the ratio is 1 where a norm is 0, and for biases and the scales of norms."""
+
+    TRUST, EPSILON = 0.001, 1e-8
+
+    def __init__(self, learning_rate: float = 0.0, momentum: float = 0.9, **kwargs) -> None:
+        super().__init__(learning_rate, momentum, **kwargs)
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        if is_layer(variable):
+            decay, weight_norm, gradient_norm = self.decay_of(variable), norm(variable), norm(gradient)
+            ratio = ratio_of(
+                self.TRUST * weight_norm,
+                gradient_norm + decay * weight_norm + self.EPSILON,
+                holds=(weight_norm > 0) & (gradient_norm > 0),
+            )
+            gradient = ratio * self.with_decay(gradient, variable)
+        self.move(gradient, variable, learning_rate)
+
+
+@keras.saving.register_keras_serializable("allstep")
+class LAMB(AdamKernel):
+    """LAMB; the ratio is 1 where a norm is 0, and for biases and the scales of norms.
+
+    `keras.optimizers.Lamb` has the decay outside of the update, which is not the paper's, and ratios for all weights.
+    """
+
+    EPSILON = 1e-6
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+    ) -> None:
+        rate, correction, epsilon = (tf.cast(number, variable.dtype) for number in learning_rate)
+        update = self._update(gradient, variable, correction, epsilon)
+        if is_layer(variable):
+            weight_norm, update_norm = norm(variable), norm(update)
+            rate *= ratio_of(weight_norm, update_norm, holds=(weight_norm > 0) & (update_norm > 0))
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=update)
+
+    def _update(
+        self, gradient: tf.Tensor, variable: tf.Variable, correction: tf.Tensor, epsilon: tf.Tensor
+    ) -> tf.Tensor:
+        """u, for which Adam's kernel moves a variable that starts as decay * w."""
+        decayed = self.decay_of(variable) * variable
+        if not is_in_xla():
+            with tf.device(variable.device):
+                moved = momentary_variable(decayed)
+                self.apply_adam(gradient, variable, moved=moved, rate=-correction, epsilon=epsilon)
+                return tf.raw_ops.ReadVariableOp(resource=moved, dtype=variable.dtype)
+        # XLA has no such variables: the kernel, at rate 0, leaves the weight and moves its moments.
+        self.apply_adam(gradient, variable, moved=variable.handle, rate=tf.zeros_like(correction), epsilon=epsilon)
+        mean, mean_of_squares = (self.slot(name, variable) for name in self.slot_names)
+        return correction * mean / (tf.sqrt(mean_of_squares) + epsilon) + decayed
+
+
+@keras.saving.register_keras_serializable("allstep")
+class NovoGrad(SGD):
+    """NovoGrad; biases and the scales of norms do not decay."""
+
+    BETA_1, BETA_2, EPSILON = 0.95, 0.98, 1e-8
+
+    def __init__(self, learning_rate: float = 0.0, grad_averaging: bool = False, **kwargs) -> None:
+        super().__init__(learning_rate, momentum=self.BETA_1, **kwargs)
+        self.grad_averaging = grad_averaging
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.slots["layer_exp_avg_sq"] = [self._number_beside(variable) for variable in variables]
+
+    def _number_beside(self, variable: keras.Variable) -> keras.Variable:
+        with self._distribution_strategy.extended.colocate_vars_with(variable.value):
+            name = f"{variable.path.replace('/', '_')}_layer_exp_avg_sq"
+            return self.add_variable((), dtype=variable.dtype, name=name)
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        running, square = self.slot("layer_exp_avg_sq", variable), 2 * tf.nn.l2_loss(gradient)
+        value = tf.where(running == 0, square, self.BETA_2 * running + (1 - self.BETA_2) * square)
+        running.assign(value)
+        size = tf.sqrt(value) + self.EPSILON
+        if decay := self.decay_of(variable):
+            gradient += decay * size * variable
+        self.move((1 - self.BETA_1 if self.grad_averaging else 1.0) / size * gradient, variable, learning_rate)
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        del config["momentum"], config["nesterov"]
+        return {**config, "grad_averaging": self.grad_averaging}
