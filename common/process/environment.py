@@ -1,10 +1,11 @@
-"""Restoration of environment variables."""
+"""Environment variables of this process: a name for a user without one, and their restoration."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import pwd
+from collections.abc import Iterator, MutableMapping
 
 
 @contextlib.contextmanager
@@ -17,3 +18,17 @@ def restored_environment() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+_VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+"""Variables in which `getpass.getuser` looks before it looks up the user id."""
+
+
+def name_user(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set LOGNAME if this user has neither a name in the environment nor an entry in the user database."""
+    if any(environ.get(name) for name in _VARIABLES):
+        return
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        environ["LOGNAME"] = f"user-{os.getuid()}"

@@ -14,7 +14,7 @@ from allstep.common.launch.env_launcher import locate
 from allstep.common.launch.loopback import check_shared_memory, stay_on_host
 from allstep.common.launch.placement import Placement, find_placement
 from allstep.common.launch.spawn import spawn
-from allstep.common.process.user_name import name_user
+from allstep.common.process.environment import name_user
 from allstep.common.training import elastic
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from allstep.common.process.user_name import name_user
+from allstep.common.process.environment import name_user
 
 
 def test_a_user_without_a_name_gets_one(monkeypatch):
