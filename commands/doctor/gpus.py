@@ -13,7 +13,7 @@ from allstep.commands.doctor.frameworks import Frameworks, Installation
 from allstep.commands.shared.reading import run_output
 from allstep.common.base.checkout import setup_command
 from allstep.common.catalog.strategies import TITLES
-from allstep.common.process.gpu_libraries import loaded_twice
+from allstep.common.process.installation import loaded_twice
 
 # First driver for each CUDA release (release notes, table of minimum driver versions).
 _OLDEST_DRIVERS = {"12": 525, "13": 580}

@@ -53,7 +53,7 @@ assert hvd.size() == NUM_RANKS, hvd.size()
 assert (total == sum(range(1, hvd.size() + 1))).all(), total
 if GPU:
     assert hvd.nccl_built()
-    from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
+    from allstep.common.process.installation import loaded_libraries, loaded_twice
     assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
 """
 # PyTorch's count includes GPUs whose driver is too old, hence is_available().

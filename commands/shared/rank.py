@@ -19,7 +19,7 @@ from allstep.commands.shared.records.measured import Block, EpochResult, Measure
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.flag_types import nonempty_path
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
-from allstep.common.process.gpu_libraries import loaded_libraries
+from allstep.common.process.installation import loaded_libraries
 from allstep.common.training.start import start
 from allstep.common.training.worker import Worker
 

@@ -1,14 +1,62 @@
-"""Record that an installed framework reports about itself, as JSON on standard output."""
+"""What an installed framework reports about itself, as JSON on standard output, and the NVIDIA libraries in a process.
+
+Wheels of two frameworks, a toolkit and a container may each contain a copy. A process must have one of each: two copies
+of a library, or libraries built for different CUDA releases, fail with errors that do not name them.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from allstep.common.base.errors import summary
 from allstep.common.files.records import to_json
-from allstep.common.process.gpu_libraries import loaded_libraries
+
+# Libraries by the start of their file names; then follow .so and a version, _NAME of a sublibrary (in cuDNN), or
+# .HASH.so in a wheel with a private copy, such as nvJPEG in torchvision.
+LIBRARIES = {
+    "libcuda": "driver",
+    "libnvidia-ml": "NVML",
+    "libcudart": "CUDA runtime",
+    "libnccl": "NCCL",
+    "libcudnn": "cuDNN",
+    "libcublas": "cuBLAS",
+    "libcublasLt": "cuBLASLt",
+    "libcufft": "cuFFT",
+    "libcurand": "cuRAND",
+    "libcusolver": "cuSOLVER",
+    "libcusparse": "cuSPARSE",
+    "libnvrtc": "NVRTC",
+    "libnvJitLink": "nvJitLink",
+    "libnvjpeg": "nvJPEG",
+    "libcupti": "CUPTI",
+}
+
+
+def loaded_libraries() -> dict[str, list[str]]:
+    """Return the files of this process by library; see `libraries_in`."""
+    return libraries_in(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
+
+
+def libraries_in(maps: str) -> dict[str, list[str]]:
+    """Return the files that each loaded library came from, in the order of `LIBRARIES`; `maps` is /proc/PID/maps."""
+    # Five columns and the path, which may contain spaces.
+    rows = (line.split(maxsplit=5) for line in maps.splitlines())
+    paths = {row[5].removesuffix(" (deleted)") for row in rows if len(row) == 6 and row[5].startswith("/")}
+    found: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        name = LIBRARIES.get(Path(path).name.partition(".")[0])
+        if name is not None:
+            found.setdefault(name, []).append(path)
+    return {name: found[name] for name in LIBRARIES.values() if name in found}
+
+
+def loaded_twice(libraries: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return the libraries of `loaded_libraries` that came from more than one file."""
+    return {name: paths for name, paths in libraries.items() if len(paths) > 1}
 
 
 @dataclass(frozen=True)

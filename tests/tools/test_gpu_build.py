@@ -42,7 +42,7 @@ MANAGEMENT = """
 int nvmlInit_v2(void) { return 0; }
 int nvmlSystemGetDriverVersion(char* text, unsigned size) { strncpy(text, "580.95.05", size); return 0; }
 """
-LOADED = "from allstep.common.process.gpu_libraries import loaded_libraries\nprint(loaded_libraries())\n"
+LOADED = "from allstep.common.process.installation import loaded_libraries\nprint(loaded_libraries())\n"
 TENSORFLOW = "import tensorflow as tf\nassert tf.config.list_physical_devices('GPU')\n" + LOADED
 
 

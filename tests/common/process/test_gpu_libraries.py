@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 
-from allstep.common.process.gpu_libraries import LIBRARIES, libraries_in, loaded_twice
+from allstep.common.process.installation import LIBRARIES, libraries_in, loaded_twice
 
 MAPS = """\
 55d0c0a00000-55d0c0a01000 r--p 00000000 fe:00 1311  /venv/bin/python3.11
@@ -45,7 +45,7 @@ def test_what_a_process_has_loaded(tmp_path):
         shutil.copy(_ctypes.__file__, file)
     program = (
         "import ctypes, sys\n"
-        "from allstep.common.process.gpu_libraries import loaded_libraries\n"
+        "from allstep.common.process.installation import loaded_libraries\n"
         "before = loaded_libraries()\n"
         "kept = [ctypes.CDLL(file) for file in sys.argv[1:]]\n"
         "print(before, loaded_libraries())\n"
