@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.launch.framework_version import check_version
-from allstep.common.launch.horovod_build import check_built_for
+from allstep.common.launch.versions import check_built_for, check_version
 
 
 def prepare(config: TrainConfig) -> None:

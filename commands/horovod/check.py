@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from allstep.commands.horovod.target import TENSORFLOW, check_no_foreign_horovod, mpi_on_path, version_of
 from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import UserError
-from allstep.common.launch.horovod_build import HorovodBuild
+from allstep.common.launch.versions import HorovodBuild
 from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 _PACKAGES = {"pytorch": ("torch",), "tensorflow": TENSORFLOW}

@@ -85,7 +85,7 @@ def _install(flags: Namespace) -> None:
 def _check() -> None:
     from allstep.commands.horovod.check import describe, mismatches
     from allstep.commands.horovod.target import version_of
-    from allstep.common.launch.horovod_build import read_build
+    from allstep.common.launch.versions import read_build
 
     build, version = read_build(), version_of("horovod")
     if build and version:

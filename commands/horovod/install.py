@@ -18,7 +18,7 @@ from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.terminal import warn
-from allstep.common.launch.framework_version import check_version
+from allstep.common.launch.versions import check_version
 
 LOG = Path(sys.prefix, "allstep-horovod.log")
 """Log of this environment, since several may be installed into at the same time."""

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from allstep.common.launch.horovod_build import read_build
+from allstep.common.launch.versions import read_build
 from allstep.common.process.requirements import FRAMEWORK_PACKAGES
 
 TIMEOUT_S = 600  # a login node may be slow, and the build before it has taken minutes

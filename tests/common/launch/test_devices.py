@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from allstep.common.base.errors import UserError
-from allstep.common.launch import horovod_build
+from allstep.common.launch import versions
 from allstep.common.launch.devices import check_agreement, choose_gpu, report_choice
-from allstep.common.launch.horovod_build import HorovodBuild, usable_gpus
 from allstep.common.launch.placement import ALONE, Placement
+from allstep.common.launch.versions import HorovodBuild, usable_gpus
 
 
 def host(local_size: int, launcher: str = "horovodrun") -> list[Placement]:
@@ -81,7 +81,7 @@ def test_hosts_that_differ_are_refused():
 def test_horovod_has_gpus_where_it_has_nccl(num_gpus, monkeypatch, capsys):
     first, second = host(2)
     for features in (("MPI", "NCCL"), ("MPI", "Gloo")):
-        monkeypatch.setattr(horovod_build, "read_build", lambda features=features: HorovodBuild({}, features))
+        monkeypatch.setattr(versions, "read_build", lambda features=features: HorovodBuild({}, features))
         usable = num_gpus if "NCCL" in features else 0
         assert usable_gpus(num_gpus, "cpu", first) == num_gpus  # choose_gpu needs all of them
         assert usable_gpus(num_gpus, "auto", second) == usable and capsys.readouterr().err == ""

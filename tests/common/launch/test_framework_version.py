@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allstep.common.base.errors import UserError
-from allstep.common.launch.framework_version import check_version
+from allstep.common.launch.versions import check_version
 
 
 @pytest.mark.parametrize("version", ["2.9.0", "2.11.0a0+eb65b36.nv26.01", "2.14.1+cpu"])

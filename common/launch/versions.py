@@ -1,16 +1,32 @@
-"""Frameworks and features for which the installed Horovod was compiled, read without importing it."""
+"""Versions of the frameworks: those that are tested, and those for which the installed Horovod was compiled."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
-from allstep.common.launch.placement import Placement
+from allstep.common.base.terminal import note, warn
+from allstep.common.launch.placement import Placement, apparent_rank
+
+TESTED = {"torch": ((2, 9), (2, 14)), "tensorflow": ((2, 19), (2, 21))}
+"""Oldest and newest tested version (major, minor) of each framework."""
+
+
+def check_version(package: str, version: str) -> None:
+    """Refuse a framework that is older than the tested versions, and warn of a newer one in rank 0."""
+    oldest, newest = TESTED[package]
+    first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
+    found = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if found < oldest:
+        raise UserError(f"expected {package} {first} to {last}, received {version}; install one of these")
+    if found > newest and apparent_rank() == 0:
+        warn(f"{package} {version} is newer than the tested versions, {first} to {last}")
+
 
 _FEATURES = {"mpi_built": "MPI", "gloo_built": "Gloo", "nccl_built": "NCCL"}
 
@@ -30,7 +46,7 @@ class HorovodBuild:
 
 
 def read_build() -> HorovodBuild | None:
-    """Return the metadata of the installed Horovod, or None if it is not installed."""
+    """Return the metadata of the installed Horovod without importing it, or None if it is not installed."""
     found = importlib.util.find_spec("horovod")
     if found is None or found.origin is None:
         return None
