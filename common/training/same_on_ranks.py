@@ -13,12 +13,12 @@ import numpy as np
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.digest import digest
 from allstep.common.base.errors import UserError
-from allstep.common.config.shared_flags import flags_of
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.env_launcher import check_same_flags, first_difference
 from allstep.common.training.data_digest import digests_of
 from allstep.common.training.earlier_run import resolve_auto
+from allstep.common.training.start import flags_of
 
 
 def agreed(config: TrainConfig, collectives: Collectives) -> TrainConfig:
