@@ -6,10 +6,10 @@ import sys
 
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.recipe.progress import Progress
-from allstep.common.reporting.background import Background
 from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.reporting.console import EpochLines, EpochProgress
 from allstep.common.reporting.jsonl import JsonLines, rewind
+from allstep.common.reporting.trackers import Background, MLflow, TensorBoard, WandB
 
 __all__ = ["Reporter", "open_reporter"]
 
@@ -27,15 +27,9 @@ def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporte
         rewind(path, step=progress.step, epoch=progress.position.epoch)
         reporters.append(JsonLines(path))
     if directory and config.output.tensorboard:
-        from allstep.common.reporting.tensorboard import TensorBoard
-
         reporters.append(TensorBoard(directory / "tensorboard", progress))
     if config.output.mlflow:
-        from allstep.common.reporting.trackers import MLflow
-
         reporters.append(Background("--mlflow", lambda: MLflow(config)))
     if config.output.wandb:
-        from allstep.common.reporting.trackers import WandB
-
         reporters.append(Background("--wandb", lambda: WandB(config)))
     return Listeners(reporters)

@@ -235,7 +235,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.recipe.progress import Progress
 from allstep.common.training.earlier_run import set_aside
 from allstep.common.reporting.jsonl import JsonLines, rewind
-from allstep.common.reporting.tensorboard import TensorBoard
+from allstep.common.reporting.trackers import TensorBoard
 path = Path(sys.argv[1])
 
 def check(call, *arguments, **keywords):
@@ -285,7 +285,7 @@ def test_a_full_disk_is_one_line(name, reporter, reopen, tmp_path):
 def test_tensorboard_needs_no_framework(tmp_path):
     program = (
         "import sys; from pathlib import Path; from allstep.common.recipe.progress import Progress\n"
-        "from allstep.common.reporting.tensorboard import TensorBoard\n"
+        "from allstep.common.reporting.trackers import TensorBoard\n"
         "TensorBoard(Path(sys.argv[1]), Progress()).close(); print({'torch', 'tensorflow'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True, timeout=300)

@@ -17,8 +17,8 @@ from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import ALONE
 from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
-from allstep.common.reporting.background import Background
 from allstep.common.reporting.base import Reporter
+from allstep.common.reporting.trackers import Background
 
 LOSSES = [0.5, 0.25, 0.125]
 

@@ -20,7 +20,7 @@ from allstep.common.checkpoint import load_manifest
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.reporting.console import first_metric
-from allstep.common.reporting.tensorboard import scalars
+from allstep.common.reporting.trackers import scalars
 from allstep.common.training.metrics import Metrics
 
 RANDOM = np.random.default_rng(0)
