@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from allstep.common.recipe.gradient_noise import gradient_noise
+from allstep.common.recipe.weights import gradient_noise
 from allstep.pytorch.compat import scale
 from allstep.pytorch.kept.network_state import array_shape
 from allstep.pytorch.optimizers.layers import local_gradients, norms

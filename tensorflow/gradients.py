@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.recipe.gradient_noise import gradient_noise
+from allstep.common.recipe.weights import gradient_noise
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.passes import Gradients, on_present
 

@@ -8,7 +8,7 @@ import torch
 
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
-from allstep.common.recipe.gradient_noise import gradient_noise
+from allstep.common.recipe.weights import gradient_noise
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.strategies.single import Single
 

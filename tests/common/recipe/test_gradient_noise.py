@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allstep.common.recipe.gradient_noise import gradient_noise
+from allstep.common.recipe.weights import gradient_noise
 
 
 @pytest.mark.parametrize(("step", "variance"), [(0, 0.3), (1, 0.3 / 2**0.55), (999, 0.3 / 1000**0.55)])
