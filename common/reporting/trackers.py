@@ -150,7 +150,8 @@ MAX_SECONDS_AT_END = 30.0
 class Background(Reporter):
     """Reporter that opens another one in a background thread, and passes events on to it in order.
 
-    Training does not wait for the network that the other one may use. If the other reporter fails, a warning is printed once, it gets no more events, and the run continues.
+    Training does not wait for the network that the other one may use. If the other reporter fails, a warning is printed
+    once, it gets no more events, and the run continues.
     """
 
     def __init__(self, flag: str, open_reporter: Callable[[], Reporter]) -> None:

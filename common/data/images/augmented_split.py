@@ -6,7 +6,10 @@ a resume. Each epoch has a permutation of the samples that assigns every sample 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +17,11 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.hashing import hash64, uniform_draws
-from allstep.common.data.images import rand_augment
 from allstep.common.data.sharding import sample_order
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 # Added to the epoch, so that these random streams and permutations are independent of all others.
 _RAND_AUGMENT, _ERASE, _MIX, _PARTNERS = (number * 2**48 for number in range(1, 5))
@@ -68,9 +74,9 @@ class AugmentedSplit:
         flags = self._flags
         images, classes = self._split.read(indices, epoch=epoch)
         if flags.rand_augment:
-            num_draws = rand_augment.num_draws(flags.rand_augment)
+            num_draws = 2 * flags.rand_augment  # operation and direction of each change
             draws = uniform_draws(indices, num_draws, seed=flags.seed, epoch=epoch + _RAND_AUGMENT)
-            images = rand_augment.rand_augment(images, draws)
+            images = rand_augment(images, draws)
         if flags.random_erasing:
             draws = uniform_draws(indices, NUM_ERASE_DRAWS, seed=flags.seed, epoch=epoch + _ERASE)
             images = erase(images, draws, flags.random_erasing)
@@ -173,3 +179,44 @@ def _noise(draws: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return pseudo-random uint8 pixels that depend only on a sample's draws."""
     key = hash64(draws.view(np.uint64)).sum(dtype=np.uint64)
     return (hash64(key + np.arange(np.prod(shape), dtype=np.uint64)) >> np.uint64(56)).astype(np.uint8).reshape(shape)
+
+
+_STRENGTH = 9 / 30
+
+
+def rand_augment(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Apply random changes of colours and sharpness to images, uint8 (n, height, width, 1 or 3).
+
+    `draws`, uniform in [0, 1), are (n, 2 * number of changes). The changes are those of Cubuk et al. 2020,
+    "RandAugment", section 3, with magnitude 9 of 30 as used there for ResNet-50. Rotations, shears and translations are
+    left out: data sets crop and flip by themselves, and images whose orientation matters, such as digits, must keep
+    their labels.
+    """
+    from PIL import Image
+
+    operations, changed = _operations(), np.empty_like(images)
+    for pixels, numbers, out in zip(images, draws, changed, strict=True):
+        image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
+        for choice, direction in numbers.reshape(-1, 2):
+            operation = operations[int(choice * len(operations))]
+            image = operation(image, _STRENGTH if direction < 0.5 else -_STRENGTH)
+        out[:] = np.asarray(image).reshape(pixels.shape)
+    return changed
+
+
+@functools.cache
+def _operations() -> tuple[Callable[[Image, float], Image], ...]:
+    """Return the operations on an image by a strength from -1 to 1."""
+    from PIL import ImageEnhance, ImageOps
+
+    def enhancing(kind: Callable[[Image], ImageEnhance._Enhance]) -> Callable[[Image, float], Image]:
+        return lambda image, strength: kind(image).enhance(1 + 0.9 * strength)
+
+    return (
+        lambda image, _: image,
+        lambda image, _: ImageOps.autocontrast(image),
+        lambda image, _: ImageOps.equalize(image),
+        lambda image, strength: ImageOps.posterize(image, 8 - round(4 * abs(strength))),  # keeps the upper bits
+        lambda image, strength: ImageOps.solarize(image, round(256 * (1 - abs(strength)))),  # inverts above a threshold
+        *map(enhancing, (ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Brightness, ImageEnhance.Sharpness)),
+    )

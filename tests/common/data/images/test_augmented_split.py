@@ -12,8 +12,14 @@ from PIL import Image, ImageEnhance
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
-from allstep.common.data.images.augmented_split import Augmentation, AugmentedSplit, augmentation_of, erase, mix
-from allstep.common.data.images.rand_augment import rand_augment
+from allstep.common.data.images.augmented_split import (
+    Augmentation,
+    AugmentedSplit,
+    augmentation_of,
+    erase,
+    mix,
+    rand_augment,
+)
 
 NUM_SAMPLES, NUM_CLASSES = 60, 6
 # Each image has its own colour, which determines its class.
