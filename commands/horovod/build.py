@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.horovod import prebuilt, prerequisites
+from allstep.commands.horovod import prerequisites
 from allstep.commands.horovod.logged import pip, run_logged
 from allstep.commands.horovod.patch_series import Patch, apply_patches, inserted
 from allstep.commands.horovod.target import Target
-from allstep.commands.horovod.wheel import label, relabel
+from allstep.commands.horovod.wheel import fitting, label, relabel
 from allstep.common.base.progress_bar import ProgressBar
 
 VERSION = "0.28.1"
@@ -69,7 +69,7 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
     does not fit the source.
     """
     version = label(VERSION, target, patches, digest(target, patches))
-    if wheel := prebuilt.fitting(f"horovod-{version}-{_tags()}.whl", cache_folder() / "prebuilt"):
+    if wheel := fitting(f"horovod-{version}-{_tags()}.whl", cache_folder() / "prebuilt"):
         return wheel
     prerequisites.check_platform()
     folder = cache_folder() / build_name(target, patches)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allstep.commands.horovod import build, prebuilt, prerequisites, self_test
+from allstep.commands.horovod import build, prerequisites, self_test
 from allstep.commands.horovod.logged import pip, pip_command, run_logged
 from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
+from allstep.commands.horovod.wheel import write_sum
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.terminal import warn
 from allstep.common.launch.versions import check_version
@@ -77,7 +78,7 @@ def write_wheel(folder: Path, *, mpi: str, gpu: bool | None) -> Path:
     written = folder / wheel.name
     if not (written.exists() and written.samefile(wheel)):
         shutil.copyfile(wheel, written)
-    prebuilt.write_sum(written)
+    write_sum(written)
     return written
 
 
