@@ -25,7 +25,7 @@ from allstep.benchmarks.gpu.speed import write_images
 from allstep.benchmarks.handwritten.trained import BATCH_SIZE, IMAGE_SIZE
 from allstep.benchmarks.runner import benchmark, program
 from allstep.commands.shared.measure import compared, interleaved, job, median_difference, run
-from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import whole
 from allstep.common.process.exit import run_rank
 

@@ -21,8 +21,7 @@ from typing import TypeVar
 import numpy as np
 import yaml
 
-from allstep.commands.forecast.fitting import calibrated, fit
-from allstep.commands.forecast.interval import deviation, efficiency_range, reach_factor
+from allstep.commands.forecast.fitting import calibrated, deviation, efficiency_range, fit, reach_factor
 from allstep.commands.forecast.parameters import BOUNDS, FITTED, Errors, Fitted, FittedParameter, Parameters, Reach
 from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import Point, published_points
@@ -33,7 +32,7 @@ from allstep.common.process.exit import run_rank
 ERROR = 0.07
 """Error of an efficiency beyond which it counts less."""
 FLOOR = 0.03
-"""Share of the baseline's step below which added time is not told apart; see commands/forecast/interval.py."""
+"""Share of the baseline's step below which added time is not told apart; see commands/forecast/fitting.py."""
 OUTSIDE = 0.2
 """Share of measurements outside of a range."""
 ALWAYS = 0.9

@@ -20,7 +20,7 @@ from allstep.commands.prove.observer.start import environment
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import start
 from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, compared, interleaved
-from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import whole
 from allstep.common.process.exit import run_rank
 

@@ -42,7 +42,7 @@ from allstep.commands.shared.measure import (
 )
 from allstep.commands.shared.rank import open_session
 from allstep.commands.shared.records import files
-from allstep.commands.shared.records.figures import Figure, Handwritten
+from allstep.commands.shared.records.measured import Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.process.exit import run_rank
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from allstep.commands.shared.measure import job, print_table, save
-from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.files import output_file
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
 from allstep.common.catalog.strategies import FRAMEWORKS
 

@@ -21,7 +21,7 @@ from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, argumen
 from allstep.benchmarks.overhead import BATCH_SIZE, FULL, FULL_OR_QUICK
 from allstep.benchmarks.runner import QUICK, benchmark, program
 from allstep.commands.shared.measure import compared, interleaved, job, run_handwritten
-from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.exit import run_rank
 from allstep.common.recipe.weights import initial_weights

@@ -26,7 +26,7 @@ from allstep.benchmarks.handwritten import bare
 from allstep.benchmarks.runner import benchmark
 from allstep.commands.hosts.command import Host, parse_list, to_list
 from allstep.commands.shared.measure import compared, interleaved, new_output, seconds_until
-from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.measured import Figure
 from allstep.commands.shared.records.runs import FILE
 from allstep.common.base.flag_types import nonempty_path
 from allstep.common.process.exit import run_rank

@@ -18,7 +18,7 @@ from unittest import mock
 
 from allstep.benchmarks.runner import benchmark, program
 from allstep.commands.shared.measure import compared
-from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import listed, nonempty_text
 from allstep.common.process.exit import run_rank
 

@@ -26,7 +26,7 @@ from allstep.benchmarks.gpu.effort import ON_CPU, ON_GPU, Effort
 from allstep.commands.shared import nvml
 from allstep.commands.shared.jobs import run_jobs
 from allstep.commands.shared.measure import TookTooLong, print_rows, print_table
-from allstep.commands.shared.records.figures import Figure, missing
+from allstep.commands.shared.records.measured import Figure, missing
 from allstep.common.base.flag_types import Parser, listed, one_of
 from allstep.common.process.exit import run_rank
 

@@ -19,9 +19,8 @@ from PIL import Image
 from allstep.benchmarks.gpu import decode
 from allstep.benchmarks.gpu.effort import Effort
 from allstep.commands.shared.measure import compared, epoch_rates, job, median_ratio, run
-from allstep.commands.shared.records.figures import Figure, missing
 from allstep.commands.shared.records.files import read_json
-from allstep.commands.shared.records.measured import Measured
+from allstep.commands.shared.records.measured import Figure, Measured, missing
 from allstep.commands.shared.turns import Launch, run_in_turn
 
 WIDTH, HEIGHT = 500, 375

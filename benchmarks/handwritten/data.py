@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.commands.shared.records.figures import Handwritten
 from allstep.commands.shared.records.files import write_json
+from allstep.commands.shared.records.measured import Handwritten
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
 from allstep.common.data.sharding import sample_order

@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.doctor import disk, frameworks, gpus, launchers, machine, network, software, toolchain
-from allstep.commands.doctor.finding import Finding
+from allstep.commands.doctor import disk, frameworks, gpus, launchers, machine, network, software
+from allstep.commands.doctor.finding import Finding, ok, warning
+from allstep.commands.horovod.prerequisites import check_compiler, compiler_version
+from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import default_data_dir
 
 
@@ -35,7 +37,7 @@ def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> 
     with ThreadPoolExecutor() as pool:
         reports = pool.submit(frameworks.read) if with_frameworks else None
         return Facts(
-            toolchain=toolchain.check(),
+            toolchain=check_toolchain(),
             launchers=launchers.read(),
             gpus=gpus.read(),
             machine=machine.read(),
@@ -44,3 +46,16 @@ def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> 
             software=software.read(folder, data=with_data),
             frameworks=reports.result() if reports else None,
         )
+
+
+def check_toolchain() -> Finding:
+    """Build and run a program by the tools that build Horovod; --compile needs a compiler, too.
+
+    A warning suffices: Horovod may be built elsewhere.
+    """
+    try:
+        check_compiler()
+    except UserError as error:
+        found, _, fix = str(error).partition("; ")
+        return warning("compiler", found, fix)
+    return ok("compiler", f"{compiler_version()}, which compiles C++20; make builds Horovod")

@@ -78,7 +78,7 @@ class FittedParameter:
 
 @dataclass(frozen=True)
 class Errors:
-    """Deviations of publications that were not fitted; see `interval.deviation`."""
+    """Deviations of publications that were not fitted; see `fitting.deviation`."""
 
     size: NonNegative
     """80 % of them are smaller. Each publication counts once, and the level is raised for their small number."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allstep.commands.forecast.allreduce import Link
-from allstep.commands.forecast.fitting import CPU_BOUNDS, calibrated
+from allstep.commands.forecast.fitting import CPU_BOUNDS, calibrated, distance, efficiency_range
 from allstep.commands.forecast.flags import RANKS_PER_NODE, flag_of
 from allstep.commands.forecast.forecast import Forecast, Machine, Workload, forecast
-from allstep.commands.forecast.interval import distance, efficiency_range
 from allstep.commands.forecast.measured_runs import MeasuredRun, read_link, read_run
 from allstep.commands.forecast.networks import Network, known_networks, read_network, uniform
 from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted

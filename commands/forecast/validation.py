@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from allstep.commands.forecast.allreduce import ring
+from allstep.commands.forecast.fitting import efficiency_range
 from allstep.commands.forecast.forecast import Workload, forecast
-from allstep.commands.forecast.interval import efficiency_range
 from allstep.commands.forecast.networks import Network, known_networks, uniform
 from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import Site

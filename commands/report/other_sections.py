@@ -12,7 +12,7 @@ from allstep.commands.report.sources import RecordedRun
 from allstep.commands.shared.launchers import LAUNCHERS, start
 from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, mebibytes, share
 from allstep.commands.shared.page.figures import Drawing, Line, adopted, bars, confusion, lines
-from allstep.commands.shared.records.figures import BenchmarkResult
+from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import Epoch
 from allstep.commands.tune.records import SearchResult
 from allstep.common.base.checkout import trainer

@@ -16,7 +16,7 @@ from allstep.commands.forecast.records import ForecastsResult, ValidationResult
 from allstep.commands.report.profile_section import ProfileResult
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
-from allstep.commands.shared.records.figures import BenchmarkResult
+from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import FILE, End, Epoch, Start, read_events
 from allstep.commands.study.records import SUMMARY, StudyResult
 from allstep.commands.tune.records import SearchResult

@@ -1,4 +1,4 @@
-"""Backends of `allstep collectives`: one file per library, with the collectives that the library has.
+"""Backends of `allstep collectives`: one class per library, with the collectives that the library has.
 
 A backend has `rank` and `size` and, for each collective in COLLECTIVES that its library offers, a method of that name
 with `_` for `-`. The method takes this rank's input, a float32 array, and returns an operation.
@@ -55,7 +55,7 @@ class Library:
 
 
 BACKENDS = {
-    "memcpy": Library("memcpy", "Memcpy", "mpirun"),
+    "memcpy": Library("mpi", "Memcpy", "mpirun"),
     "mpi4py": Library("mpi", "Mpi", "mpirun"),
     "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", ("torch", "horovod"), is_horovod=True),
     "horovod-tensorflow": Library(

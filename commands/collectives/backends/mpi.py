@@ -1,4 +1,4 @@
-"""MPI itself, through mpi4py: the best that Horovod on MPI can reach."""
+"""MPI itself, through mpi4py: the best that Horovod on MPI can reach; and a copy, the lower bound of all times."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import numpy as np
 from mpi4py import MPI
 
 from allstep.commands.collectives.backends import Operation
+
+
+class Memcpy:
+    """A copy of the buffer on every rank, at the same time on all of them; nothing is sent."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+    def copy(self, array: np.ndarray) -> Operation:
+        received = np.empty_like(array)
+        return Operation(lambda: np.copyto(received, array), lambda: received)
 
 
 class Mpi:

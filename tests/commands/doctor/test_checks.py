@@ -7,17 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from allstep.commands.doctor import (
-    agreement,
-    all_reduce,
-    disk,
-    frameworks,
-    gpus,
-    launchers,
-    machine,
-    network,
-    toolchain,
-)
+from allstep.commands.doctor import agreement, all_reduce, disk, facts, frameworks, gpus, launchers, machine, network
 from allstep.commands.doctor.all_reduce import Measurement
 from allstep.commands.doctor.conversation import Clock, why_gone
 from allstep.commands.doctor.disk import Folder
@@ -293,9 +283,9 @@ Legend:
 @pytest.mark.launch
 @pytest.mark.parametrize(("variable", "command"), [("CXX", "no-such-compiler"), ("CXX", "true"), ("PATH", "/nowhere")])
 def test_tools_that_cannot_build_horovod_are_a_warning(monkeypatch, variable, command):
-    assert toolchain.check().level == "ok"
+    assert facts.check_toolchain().level == "ok"
     monkeypatch.setenv(variable, command)
-    found = toolchain.check()
+    found = facts.check_toolchain()
     assert (found.level, found.subject) == ("warning", "compiler")
     assert "expected a C++20 compiler, received" in found.found and "apt-get install g++ make" in found.fix
 

@@ -12,8 +12,7 @@ import pytest
 
 from allstep.benchmarks import forecast_fit
 from allstep.commands.forecast import command
-from allstep.commands.forecast.fitting import calibrated, fit
-from allstep.commands.forecast.interval import deviated, deviation, distance, efficiency_range
+from allstep.commands.forecast.fitting import calibrated, deviated, deviation, distance, efficiency_range, fit
 from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import KINDS, Site
 from allstep.commands.forecast.validation import PUBLISHED, System, check, published_points, read_publication

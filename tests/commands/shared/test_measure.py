@@ -20,7 +20,7 @@ from allstep.commands.shared.measure import (
     save,
     seconds_until,
 )
-from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.measured import Figure
 
 pytestmark = pytest.mark.launch
 

@@ -11,7 +11,7 @@ from allstep.commands.compare.records import ComparisonResult, Sample, Verdict
 from allstep.commands.forecast.records import ForecastsResult, ValidationResult
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
-from allstep.commands.shared.records.figures import BenchmarkResult
+from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.common.base.errors import UserError
 
 WRITTEN_BEFORE = json.loads(Path(__file__).with_name("written_before.json").read_text())
