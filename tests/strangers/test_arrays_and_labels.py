@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils.multiclass import type_of_target
 
@@ -184,6 +186,7 @@ def test_labels_without_a_meaning_are_refused(kind):
 
 
 PIXELS = RANDOM.integers(0, 256, (NUM_SAMPLES, 6, 5, 3))
+BRAIN = INPUTS.astype(ml_dtypes.bfloat16)
 INPUT_CASES = {
     **{
         f"pictures as {kind}": (PIXELS.astype(kind), PIXELS.astype(np.uint8)) for kind in ("u1", "u2", "i4", "i8", "u8")
@@ -193,6 +196,8 @@ INPUT_CASES = {
     "objects that are pictures": (np.array([*PIXELS.astype(np.uint8), None], object)[:-1], PIXELS.astype(np.uint8)),
     "objects that are numbers": (INPUTS.astype(object), INPUTS),
     "half precision": (INPUTS.astype(np.float16), INPUTS.astype(np.float16).astype(np.float32)),
+    "brain floats": (BRAIN, BRAIN.astype(np.float32)),
+    "4 bits": ((PIXELS % 8).astype(ml_dtypes.int4), (PIXELS % 8).astype(np.uint8)),
     "tokens as int16": (LABELS[:, None].astype(np.int16).repeat(3, 1), LABELS[:, None].repeat(3, 1)),
 }
 
@@ -216,6 +221,8 @@ def test_inputs_are_what_is_in_them(kind):
         (np.array([np.zeros(3), np.zeros(4)] * 30, object), "of one shape for all samples"),
         (np.ma.masked_greater(INPUTS, 1), "received a masked array"),
         (np.array(["a"] * 60), "expected the inputs of the samples to be numbers"),
+        (INPUTS.astype(complex), "received complex128 of shape .*; convert it to real numbers"),
+        (scipy.sparse.csr_matrix(INPUTS), "received csr_matrix; convert it to an array of NumPy"),
     ],
 )
 def test_inputs_that_could_be_anything_are_refused(inputs, line):

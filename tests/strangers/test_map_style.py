@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,13 @@ class Columns(Samples):
         return {"x": X[indices], "y": Y[indices]}
 
 
+class HuggingFace(Samples):
+    """Samples as rows of a table that knows its classes and reads a column by itself, as in `datasets`."""
+
+    def with_format(self, _: str, columns: list[str]) -> HuggingFace:
+        return HuggingFace(lambda rows: {name: Y.numpy()[rows] for name in columns}, features=self.features)
+
+
 def opened(samples: Any, data_workers: int = 0) -> Dataset:
     return as_dataset(samples, samples, DataConfig(data_workers=data_workers), where="the samples")
 
@@ -105,6 +113,17 @@ def test_samples_are_those_of_the_loader_of_pytorch(kind, data_workers):
     found = read(dataset)
     np.testing.assert_array_equal(found[0], np.array(inputs))
     np.testing.assert_array_equal(found[1], labels)
+
+
+@pytest.mark.parametrize("part", [lambda table: table, lambda table: Subset(table, [3, 1])])
+def test_tables_of_hugging_face_know_their_classes(part, capfd):
+    """Names tell the number of classes, also of those that no sample has; samples are not read for their labels."""
+    names = types.SimpleNamespace(names=["a", "b", "c", "d"])
+    table = HuggingFace(lambda i: {"image": X[i], "label": int(Y[i])}, features={"image": None, "label": names})
+    dataset = opened(part(table))
+    assert (dataset.num_classes, dataset.class_names) == (4, ("a", "b", "c", "d"))
+    np.testing.assert_array_equal(read(dataset)[1], part(TENSORS)[:][1])
+    assert "are read once" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,)])
@@ -238,6 +257,7 @@ def test_what_is_told(capfd):
 REFUSED = {
     "sparse": ((X.to_sparse(), Y), "expected plain tensors as samples, received a sparse one; convert it by .to_dense"),
     "quantized": ((torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), Y), "received a quantized one; convert it by"),
+    "without numbers": ((X.to("meta"), Y), "expected plain tensors as samples, received one that is no array: NotImpl"),
     "too few classes": (
         Samples(lambda index: (X[index], int(Y[index])), classes=["a", "b"]),
         "expected labels from 0 to 1 in the samples, received 2 in sample 2; correct it, or the number of classes",

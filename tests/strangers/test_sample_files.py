@@ -283,6 +283,16 @@ def test_a_data_set_of_hugging_face_is_read_without_a_word(tmp_path, capfd):
     assert "cache-*, which other programs keep: 1, such as train/cache-12.arrow" in capfd.readouterr().err
 
 
+def test_classes_without_a_sample_have_an_output(tmp_path):
+    features = {"info": {"features": {"y": {"names": ["a", "b", "c", "d"], "_type": "ClassLabel"}}}}
+    table = pa.table({"x": NUMBERS.tolist(), "y": LABELS % 3}).replace_schema_metadata(
+        {"huggingface": json.dumps(features)}
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    dataset = opened(f"parquet:{tmp_path}", tmp_path / "cache")
+    assert (dataset.num_classes, dataset.class_names) == (4, ("a", "b", "c", "d"))
+
+
 def test_records_in_files_of_any_name(tmp_path, capfd):
     def record(number: int) -> bytes:
         example = example_class()()

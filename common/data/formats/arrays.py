@@ -70,15 +70,21 @@ def _array(values: Any, where: str, *, text: bool = False) -> np.ndarray:
             array = _unboxed(array)
         if array.dtype.kind == "S":
             array = np.char.decode(array, "utf-8")
+        if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float32):  # of ml_dtypes: bfloat16, int4, ...
+            array = array.astype(np.int8 if np.can_cast(array.dtype, np.int8) else np.float32)
     except ValueError:  # a list of arrays whose shapes differ, or bytes that are no text
         array = np.empty(0, object)
     if array.dtype.kind == "T":  # NumPy's strings of any length
         array = np.asarray(array.tolist(), str)
     if array.dtype.kind not in ("biufU" if text else "biuf") or array.ndim == 0:
-        received = "shapes or types that differ" if array.dtype == object else f"{array.dtype} of shape {array.shape}"
+        received, advice = f"{array.dtype} of shape {array.shape}", "convert it to real numbers"
+        if array.dtype == object and array.ndim == 0:  # NumPy takes it for a single value
+            received, advice = type(values).__name__, "convert it to an array of NumPy"
+        elif array.dtype == object:
+            received, advice = "shapes or types that differ", "give every sample the same shape and type"
         raise UserError(
             f"expected {where} to be numbers{' or names' if text else ''}, of one shape for all samples, received "
-            f"{received}; give every sample the same shape and type"
+            f"{received}; {advice}"
         )
     return array
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, summary
 
 
 def is_tensor(value: object) -> bool:
@@ -20,7 +20,7 @@ def is_tensor(value: object) -> bool:
 def plain(value: object) -> object:
     """Return a tensor as an array in memory of the CPU, without its gradient; any other value as it is.
 
-    Raises UserError for a sparse or quantized tensor.
+    Raises UserError for a sparse or quantized tensor, and for one without numbers of its own (meta, nested).
     """
     if not is_tensor(value):
         return value
@@ -28,8 +28,13 @@ def plain(value: object) -> object:
     if "strided" not in str(tensor.layout) or tensor.is_quantized:
         kind, method = ("quantized", "dequantize") if tensor.is_quantized else ("sparse", "to_dense")
         raise UserError(f"expected plain tensors as samples, received a {kind} one; convert it by .{method}()")
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return tensor.float().numpy() if "float" in str(tensor.dtype) else tensor.numpy()
+    try:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        return tensor.float().numpy() if "float" in str(tensor.dtype) else tensor.numpy()
+    except (NotImplementedError, RuntimeError) as error:
+        raise UserError(
+            f"expected plain tensors as samples, received one that is no array: {summary(error)}"
+        ) from error
 
 
 def channels_last(images: np.ndarray, where: str) -> np.ndarray:

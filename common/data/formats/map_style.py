@@ -78,13 +78,18 @@ class MapStyle:
         first, self._found = self._workers.call(self.look_at_first) if self._workers else self.look_at_first()
         self._all(self.targets_of, [len(self) - 1])  # __len__ may promise more than there is
         self.parallel = not self._found.is_drawn or self._workers is not None
-        self.class_names = class_names_of(samples)
+        self.class_names = class_names_of(samples, self._target)
         self.num_classes = getattr(samples, "num_classes", None) or len(self.class_names) or None
         self.num_tokens = getattr(samples, "num_tokens", None)
         self.targets = self._labels() if self._may_be_class(first) else None
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def _target(self) -> str | None:
+        """Name of the target in samples that are mappings."""
+        return self._found.fields and self._found.fields[1]
 
     def read(self, indices: np.ndarray, epoch: int) -> tuple[list[Any], list[Any]]:
         """Return inputs and targets of samples, each process reading one after the other: a data set need not be safe
@@ -149,7 +154,7 @@ class MapStyle:
         return all(np.size(target) == 1 and np.ravel(target)[0].is_integer() for target in looked_at)
 
     def _labels(self) -> np.ndarray | None:
-        labels, last = labels_of(self.samples), len(self) - 1
+        labels, last = labels_of(self.samples, self._target), len(self) - 1
         looked_at = sorted({0, last // 2, last})
         if labels is not None and np.array_equal(labels[looked_at], np.ravel(self._all(self.targets_of, looked_at))):
             return labels
@@ -234,18 +239,21 @@ class MapStyle:
         return channels_last(array, f"images in {self.where}") if has_channels_first else array
 
 
-def labels_of(samples: Any) -> np.ndarray | None:
-    """Return the labels of all samples where a data set has them at hand, as torchvision's and torch's wrappers do."""
+def labels_of(samples: Any, target: str | None = None) -> np.ndarray | None:
+    """Return the labels of all samples where a data set has them at hand, as torchvision's and torch's wrappers do, and
+    those of Hugging Face's in the column `target`."""
     kind = torch_wrapper(samples)
     if kind == "TensorDataset":
         labels = plain(samples.tensors[-1])
     elif kind == "Subset":
-        whole = labels_of(samples.dataset)
+        whole = labels_of(samples.dataset, target)
         labels = None if whole is None else whole[np.asarray(samples.indices, np.int64)]
     elif kind == "ConcatDataset":
-        parts = [labels_of(part) for part in samples.datasets]
+        parts = [labels_of(part, target) for part in samples.datasets]
         known = [part for part in parts if part is not None]
         labels = np.concatenate(known) if len(known) == len(parts) else None
+    elif target in _hf_features(samples):
+        labels = samples.with_format("numpy", columns=[target])[:][target]
     else:
         labels = plain(getattr(samples, "targets", None))
     if labels is None or getattr(samples, "target_transform", None) is not None:
@@ -254,15 +262,21 @@ def labels_of(samples: Any) -> np.ndarray | None:
     return array.reshape(-1).astype(np.int64) if array.size == len(samples) and array.dtype.kind in "iub" else None
 
 
-def class_names_of(samples: Any) -> tuple[str, ...]:
+def class_names_of(samples: Any, target: str | None = None) -> tuple[str, ...]:
     """Return the names of the classes where a data set has them, or the one that it is a part of."""
     kind = torch_wrapper(samples)
     if kind == "Subset":
-        return class_names_of(samples.dataset)
+        return class_names_of(samples.dataset, target)
     if kind == "ConcatDataset":
-        names = {class_names_of(part) for part in samples.datasets}
+        names = {class_names_of(part, target) for part in samples.datasets}
         return names.pop() if len(names) == 1 else ()
-    return tuple(map(str, getattr(samples, "classes", None) or ()))
+    classes = getattr(_hf_features(samples).get(target), "names", None) or getattr(samples, "classes", None)
+    return tuple(map(str, classes or ()))
+
+
+def _hf_features(samples: Any) -> Mapping[str | None, Any]:
+    """Return the columns by name of a data set of Hugging Face's; of any other, none."""
+    return getattr(samples, "features", None) or {} if hasattr(samples, "with_format") else {}
 
 
 def torch_wrapper(samples: Any) -> str | None:

@@ -104,6 +104,8 @@ def _relabel(split: Any, meaning: Meaning) -> None:
 def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
     """Return the number of classes, or of tokens if the task is next-token."""
     given = getattr(splits[0], "num_classes", None)
+    if given is None and task == "classification":
+        given = len(getattr(splits[0], "class_names", None) or ()) or None
     names = ("targets", "inputs") if task == "next-token" else ("targets",)
     labels = [array for name in names for split in splits if (array := getattr(split, name, None)) is not None]
     if given is None and not labels:
