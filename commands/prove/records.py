@@ -140,7 +140,7 @@ class Yielded(Record):
 
 @dataclass(frozen=True)
 class Forward(Record):
-    """The model has been called."""
+    """A model has been called, or a loss that has buffers, of which no samples are recorded."""
 
     step: int
     """Number of the next step, from 1."""

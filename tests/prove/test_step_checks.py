@@ -179,6 +179,7 @@ def test_weights_in_later_steps(weights, after, expected):
         ((0.1, 0.08, 0.06), ((0.2, 0.16, 0.12),) * 2, []),  # at equal steps
         ((0.1, 0.08, 0.06), ((0.2, 0.04, 0.02),) * 2, ["schedule-too-fast"]),
         ((0.1, 0.02, 0.1), ((0.2, 0.04, 0.02),) * 2, []),  # a cycle
+        ((0.1, 0.08, 0.06), ((0.2, 0.02, 0.1),) * 2, ["schedule-too-fast"]),  # beyond the end of a cosine
     ],
 )
 def test_rates_in_later_steps(alone, together, expected):

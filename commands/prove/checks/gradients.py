@@ -282,7 +282,7 @@ def _compares_ranks(runs: Runs) -> bool:
     """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
     gathers: list[Collective] = []
     for record in runs.together.ranks[0].records:
-        if isinstance(record, Forward):
+        if isinstance(record, Forward) and record.rows:
             gathers = []
             if record.is_training and record.gathers:
                 return True
@@ -317,7 +317,7 @@ def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
 
 def _rows(rank: Rank, step: Step) -> set[str]:
     """Return the samples of the last calls of the model before a step, from which the step's losses are computed."""
-    calls = [one for one in rank.forwards(training=True) if one.step == step.number]
+    calls = [one for one in rank.forwards(training=True) if one.step == step.number and one.rows]
     return {row for one in calls[-max(1, step.num_passes) :] for row in one.rows}
 
 

@@ -91,15 +91,14 @@ def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], g
 
     Epochs are cut, so that samples are counted within an epoch only. Rates that rise again, as in cycles, tell nothing.
     """
-    peak_alone, peak = _peak(alone), _peak(together)
-    if not (peak_alone and peak):
+    falls = _fall(alone), _fall(together)
+    if not all(falls):
         return None
     pairs = [*_at_equal_epochs(alone, together), *_at_equal_samples(alone, together, growth)]
     margin = 1 / sum(step.loop == together[0].loop for step in together)  # by which a last step is ahead of others
     for step, one in pairs:
-        expected, share = one.learning_rates[0] / peak_alone[1], step.learning_rates[0] / peak[1]
-        is_after = one.number >= peak_alone[0] and step.number >= peak[0]
-        if is_after and share < expected * (1 - _NEAR) - margin:
+        expected, share = (of.get(own.number) for of, own in zip(falls, (one, step), strict=True))
+        if expected and share is not None and share < expected * (1 - _NEAR) - margin:
             return Finding(
                 "schedule-too-fast",
                 "the learning rate falls faster than on one rank: a scheduler steps once for each rank",
@@ -111,12 +110,14 @@ def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], g
     return None
 
 
-def _peak(steps: Sequence[Step]) -> tuple[int, float] | None:
-    """Return the number of the first step with the highest rate, and this rate; None if rates rise again after it."""
+def _fall(steps: Sequence[Step]) -> dict[int, float]:
+    """Return shares of the highest rate by the numbers of steps, from that rate on until rates rise again."""
     rates = [step.learning_rates[0] for step in steps]
-    index = rates.index(max(rates))
-    rises = any(after > before * (1 + _NEAR) for before, after in itertools.pairwise(rates[index:]))
-    return None if rises or not rates[index] else (steps[index].number, rates[index])
+    highest = max(rates)
+    begin = rates.index(highest)
+    pairs = enumerate(itertools.pairwise(rates[begin:]), begin + 1)
+    end = next((index for index, (before, after) in pairs if after > before * (1 + _NEAR)), len(rates))
+    return {step.number: step.learning_rates[0] / highest for step in steps[begin:end]} if highest else {}
 
 
 def _at_equal_epochs(alone: Sequence[Step], together: Sequence[Step]) -> list[tuple[Step, Step]]:

@@ -45,13 +45,16 @@ class Models:
     def wrap_call(self, call: Any) -> Any:
         """Wrap `Module.__call__` to observe it."""
         observed = self._observer.around("calls of models", self._observe)(call)
+        observed_loss = self._observer.around("buffers of losses", self._observe_loss)(call)
         has_weights = self._observer.quiet("calls of models", _has_weights, False)
 
         @functools.wraps(call)
         def outermost(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             is_inner = torch.compiler.is_compiling() or getattr(self._depth, "is_inside", False)
-            if is_inner or not (args or kwargs) or not has_weights(module):  # parametrizations take no arguments
+            if is_inner or not (args or kwargs):  # parametrizations take no arguments
                 return call(module, *args, **kwargs)
+            if not has_weights(module):
+                return (observed_loss if module._buffers else call)(module, *args, **kwargs)
             self._depth.is_inside = True
             self._caller = sys._getframe(1).f_code.co_filename
             try:
@@ -89,6 +92,14 @@ class Models:
             )
         )
 
+    def _observe_loss(self, module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        """Observe the buffers of a loss, such as the centre of a teacher's outputs."""
+        outputs = yield
+        if any(one.requires_grad for one in _tensors(outputs)) and (buffers := dict(self._buffers(module))):
+            observer = self._observer
+            step, line = observer.progress.num_steps + 1, observer.line()
+            observer.write(Forward(step, observer.progress.loop, True, (), None, buffers, None, line, in_eval=False))
+
     def _buffers(self, module: torch.nn.Module) -> Iterator[tuple[str, str]]:
         """Yield digests of running statistics in evaluation, and of all that is not trained in the first calls."""
         digest_of = self._observer.quiet("buffers of models", lambda values: digest(some_bytes(values)), "")
@@ -96,7 +107,7 @@ class Models:
         named = dict(module.named_buffers())
         weights = {name.removeprefix("module."): one for name, one in module.named_parameters()}
         frozen = {f"{FROZEN}{name}": one for name, one in weights.items() if not one.requires_grad}
-        is_frozen = len(frozen) == len(weights)
+        is_frozen = len(frozen) == len(weights) > 0
         if number > _FIRST_CALLS:
             named = {} if module.training else {name: one for name, one in named.items() if name.endswith(RUNNING)}
         elif module.training or is_frozen:
