@@ -119,4 +119,6 @@ def _cause(printed: str) -> str | None:
     """Return the last error that was printed, except torchrun's own, which names no cause."""
     lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
     errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)(:|$))", line)]
-    return next((error for error in reversed(errors) if not error.startswith("torch.distributed.elastic")), None)
+    signals = [found[0] for line in lines if (found := re.search(r"Signal \d+ \(\w+\) received", line))]
+    errors = [error for error in errors if not error.startswith("torch.distributed.elastic")]
+    return [*signals, *errors][-1] if signals or errors else None

@@ -48,6 +48,16 @@ def test_a_reduction_after_a_loop(after, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("call", "expected"),
+    [("model(x.to(0))", True), ("self.model(x)", True), ("print(model(x).sum())", False), ("_ = model(x)", False)],
+)
+def test_results_that_a_model_keeps_itself(call, expected, tmp_path):
+    text = f"for x in loader:\n    {call}\nreduced(counts)\n"
+    (tmp_path / "script.py").write_text(text)
+    assert carries(tmp_path / "script.py", _lines(text, "model(x"), _lines(text, "reduced(")) == expected
+
+
+@pytest.mark.parametrize(
     ("update", "after", "expected"),
     [
         ("total = guesses", "reduced(accuracy)", True),

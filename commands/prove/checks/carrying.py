@@ -27,6 +27,8 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
     if script is None or not calls or not ends:
         return True
     tree = parsed(script)
+    if any(_is_mere_call(node) and _contains(node, calls[0]) for node in ast.walk(tree)):
+        return True  # the text does not show where results are kept, such as in the model
     *inner, last = calls
     names: set[str] = set()
     changes_arguments = False
@@ -35,6 +37,15 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
         names, changes_arguments = flow.names_for_the_caller(), flow.changes_arguments()
     flow = _Flow(_scope(tree, last), last, names, changes_arguments)
     return flow.scope is not _scope(tree, ends[-1]) or flow.reaches(ends[-1])
+
+
+def _is_mere_call(node: ast.AST) -> bool:
+    """Return whether a node is a call such as `model(batch)`, whose result nothing uses."""
+    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return False
+    inner = (one for part in (*node.value.args, *node.value.keywords) for one in ast.walk(part))
+    called = {getattr(one.func, "attr", "") for one in inner if isinstance(one, ast.Call)}
+    return called <= {"to", "cuda"}
 
 
 def _numbers(lines: Sequence[str]) -> list[int]:

@@ -94,9 +94,10 @@ def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], g
     falls = _fall(alone), _fall(together)
     if not all(falls):
         return None
-    pairs = [*_at_equal_epochs(alone, together), *_at_equal_samples(alone, together, growth)]
-    margin = 1 / sum(step.loop == together[0].loop for step in together)  # by which a last step is ahead of others
-    for step, one in pairs:
+    ahead = 1 / sum(step.loop == together[0].loop for step in together)  # of a last step, before others
+    pairs = [(*pair, 0.0) for pair in _at_equal_epochs(alone, together)]
+    pairs += [(*pair, ahead) for pair in _at_equal_samples(alone, together, growth)]
+    for step, one, margin in pairs:
         expected, share = (of.get(own.number) for of, own in zip(falls, (one, step), strict=True))
         if expected and share is not None and share < expected * (1 - _NEAR) - margin:
             return Finding(
