@@ -24,7 +24,7 @@ _MOVE_WEIGHTS = (
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """Return all findings, except those that are consequences of another."""
+    """Return all findings, one of each kind for a line, except those that are consequences of another."""
     if alone := [*cooperation.check_world(runs)]:
         return alone
     found = [*weights.check(runs), *cooperation.check_steps(runs)]
@@ -42,7 +42,7 @@ def findings(runs: Runs) -> list[Finding]:
             found = [one for one in found if one.name != effect]
     if takes_same_steps and not any(one.name == "uneven-batches" for one in found):
         found += cooperation.check_collectives(runs)
-    return found
+    return list({(one.name, one.line): one for one in reversed(found)}.values())[::-1]
 
 
 def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:

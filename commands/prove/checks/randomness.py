@@ -97,9 +97,9 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
         for name in own[0][0] if all(own) else ():
             digests = [[one.get(name) for one in buffers] for buffers in own]
             differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
-            is_kept = name.startswith(FROZEN) and len(differ) > 1
+            is_kept = name.startswith(FROZEN)
             is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
-            if is_constant == are_constant and (differ[-1] if is_kept else all(differ)):
+            if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
     return found
 

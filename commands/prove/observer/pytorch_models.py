@@ -54,7 +54,7 @@ class Models:
             if is_inner or not (args or kwargs):  # parametrizations take no arguments
                 return call(module, *args, **kwargs)
             if not has_weights(module):
-                return (observed_loss if module._buffers else call)(module, *args, **kwargs)
+                return (observed_loss if module._buffers and self._called else call)(module, *args, **kwargs)
             self._depth.is_inside = True
             self._caller = sys._getframe(1).f_code.co_filename
             try:
