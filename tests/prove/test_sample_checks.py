@@ -128,6 +128,17 @@ def test_loops_of_different_lengths(more, expected):
     assert names(replace(right, ranks=tuple(ranks))) == expected
 
 
+def test_rank_0_alone_validates_between_epochs_of_other_lengths():
+    """A curriculum. Oracle: epochs are equally long on both ranks."""
+    ranks = []
+    for rank in run().ranks:
+        call = next(one for one in rank.records if isinstance(one, Forward))
+        more = [Loop(2, "train.py:15", 4)] * (rank.number == 0)
+        more += [Loop(3, "train.py:5", 1), replace(call, loop=3), Loop(4, "train.py:5", 2), replace(call, loop=4)]
+        ranks.append(Rank((*rank.records[:-1], *more, rank.records[-1])))
+    assert names(replace(run(), ranks=tuple(ranks))) == []
+
+
 @pytest.mark.parametrize(
     ("num_loaded", "begins", "expected"),
     [

@@ -108,12 +108,12 @@ def _uneven(run: Run) -> Finding | None:
     """
     if any(rank.joins for rank in run.ranks):
         return None
-    for together in zip(*(rank.all(Loop) for rank in run.ranks), strict=False):
-        numbers, lines = [loop.num_batches for loop in together], {loop.line for loop in together}
+    for together in _loops_by_line(run):
+        numbers = [loop.num_batches for loop in together]
         is_stuck = bool(run.stacks) or run.is_deserted
         if any(loop.may_end_early for loop in together) or (is_stuck and None in numbers):
             numbers = [_length(rank, loop) for rank, loop in zip(run.ranks, together, strict=True)] if is_stuck else []
-        is_uneven = None not in numbers and len(set(numbers)) > 1 == len(lines)
+        is_uneven = None not in numbers and len(set(numbers)) > 1
         if is_uneven and any(map(_trains, run.ranks, together)):
             return Finding(
                 "uneven-batches",
@@ -123,6 +123,12 @@ def _uneven(run: Run) -> Finding | None:
                 together[0].line,
             )
     return None
+
+
+def _loops_by_line(run: Run) -> Iterator[tuple[Loop, ...]]:
+    """Yield the loops of all ranks in each line, in order; a rank may have others, such as validation on rank 0."""
+    for line in dict.fromkeys(loop.line for loop in run.ranks[0].all(Loop)):
+        yield from zip(*([loop for loop in rank.all(Loop) if loop.line == line] for rank in run.ranks), strict=False)
 
 
 def _length(rank: Rank, loop: Loop) -> int | None:
