@@ -81,8 +81,14 @@ class Script:
 
     def _check(self, run: Run, failure: str) -> None:
         """Refuse a run that shows nothing."""
-        if failure and (run.num_ranks == 1 or not next(run.steps(), None)):
+        is_whole = len(run.ranks) >= run.num_ranks or self.launcher in _BY_ITSELF
+        if failure and (run.num_ranks == 1 or not next(run.steps(), None) or not is_whole):
             raise self.refusal(run, failure)
+        if not is_whole:
+            raise UserError(
+                f"expected {quote(self.path)} to train on {run.num_ranks} ranks, received {len(run.ranks)} that train "
+                "or join a process group; let all do so, or lower -np"
+            )
         if not run.stacks and not run.is_deserted and not any(rank.steps() for rank in run.ranks):
             raise UserError(
                 f"expected {quote(self.path)} to train, received a script that ended without a step of an optimizer "

@@ -135,7 +135,8 @@ class Yielded(Record):
     rows: tuple[str, ...]
     """Digest of each sample."""
     random_states: tuple[str, ...] = ()
-    """Digests of the states of random generators before the batch was read, empty for those from which it drew none."""
+    """Digests of the states of random generators before the batch was read, empty for those that are as they were
+    before the last batch."""
 
 
 @dataclass(frozen=True)

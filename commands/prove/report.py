@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -69,6 +70,8 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "random numbers of loaders' workers, such as those of augmentation"
     elif not rank.all(Yielded):
         yield "random numbers outside of models, such as those of augmentation"
+    if runs.script and re.search(r"\b(default_rng|Generator|RandomState|Random)\(", runs.script.read_text()):
+        yield "random numbers of generators that the script makes itself"
     if all(step.device == "cpu" for step in rank.steps()):
         yield "GPUs, for the ranks computed on CPUs"
     unseen = {one.what: one.reason for rank in runs.together.ranks for one in rank.all(Unseen)}

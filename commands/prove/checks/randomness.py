@@ -63,11 +63,14 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
             "its own, else: send rank 0's to all, average them, or use SyncBatchNorm"
         )
     states = [_states_of_batches(rank) for rank in run.ranks[:2]]
-    if any(one and one == other for own in zip(*states, strict=False) for one, other in zip(*own, strict=False)):
+    if not same and any(
+        one and one == other for own in zip(*states, strict=False) for one, other in zip(*own, strict=False)
+    ):
         line = run.ranks[0].training_loops[0].line
         yield (
-            f"ranks 0 and 1 read batches ({line}) from the same random states, so that augmentation changes the "
-            "samples of both alike; right where that is meant, else: seed each rank's generators with seed + rank"
+            f"ranks 0 and 1 draw the same random numbers for their batches ({line}), so that augmentation or noise "
+            "changes the samples of both alike; right where that is meant, else: seed each rank's generators with "
+            "seed + rank"
         )
 
 
@@ -113,8 +116,7 @@ def _calls_in_training(rank: Rank) -> list[Forward]:
 
 
 def _states_of_batches(rank: Rank) -> list[tuple[str, ...]]:
-    """Return the random states from which the first training loop read its batches, but the first, which seeds the
-    order."""
+    """Return the random states at the batches of the first training loop, but the first, which seeds the order."""
     first = next((loop.number for loop in rank.training_loops), None)
     return [one.random_states for one in rank.all(Yielded) if one.loop == first][1:]
 

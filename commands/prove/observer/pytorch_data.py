@@ -35,6 +35,7 @@ class Loaders:
         self._data_sets: list[Any] = []
         self._data_of_loop: dict[int | None, Any] = {}
         self._last_loop = 0
+        self._last_states: tuple[str, ...] = ()
         self._rows = observer.quiet("batches of loaders without digests", samples.Samples(as_rows).rows, ())
         observer.look_last(lambda: held(self._data_of_loop.get(observer.progress.first_training_loop)))
 
@@ -68,8 +69,9 @@ class Loaders:
         loop = vars(iterator)[_LOOP]
         vars(iterator)[_NUM_BATCHES] += 1
         self._observer.progress.enter(loop)
-        pairs = zip(before, _random_states(), strict=True)
-        states = tuple(old if new != old else "" for old, new in pairs)
+        pairs = zip(before, self._last_states or before, strict=True)
+        states = tuple(state if state != last else "" for state, last in pairs)
+        self._last_states = before
         self._observer.write(Yielded(loop, self._rows(batch, loop), states))
 
     def note_end(self, iterator: Any) -> None:
