@@ -9,11 +9,10 @@ from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.inputs import Inputs
-from allstep.pytorch.losses import build_loss
+from allstep.pytorch.losses import build_loss, with_heads
 from allstep.pytorch.observer import GradientSquares, Observer, WeightAverage
 from allstep.pytorch.optimizers import embeddings_of
 from allstep.pytorch.optimizers.state import CanonicalSlots, OptimizerState, OwnState
-from allstep.pytorch.outputs import with_heads
 from allstep.pytorch.passes import Passes, TrainPass
 from allstep.pytorch.precision import Autocast, Precision, ScaledFp16
 from allstep.pytorch.slices import Slices

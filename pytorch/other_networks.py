@@ -33,7 +33,7 @@ from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
 from allstep.pytorch.kept.pass_state import note_pass_state, pass_state
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import noting_uses
-from allstep.pytorch.outputs import WithHeads, return_logits
+from allstep.pytorch.losses import WithHeads, return_logits
 
 
 def build_other(

@@ -18,7 +18,7 @@ from allstep.common.api import user_loop
 from allstep.common.api.user_loop import Order, Shard, Steps
 from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
-from allstep.common.data.formats.user_samples import as_split
+from allstep.common.data.formats.python_file import as_split
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.placement import find_placement
 

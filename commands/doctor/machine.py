@@ -11,8 +11,7 @@ from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, ranks, size, warning
 from allstep.commands.shared.reading import content
-from allstep.common.base.cores import cpu_quota
-from allstep.common.base.memory import available_memory
+from allstep.common.base.resources import available_memory, cpu_quota
 from allstep.common.launch.loopback import resolves
 
 # Measured for PyTorch or TensorFlow with Horovod and a small network; a large network needs more.

@@ -15,7 +15,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
-from allstep.common.data.formats.listing import files_below
+from allstep.common.data.formats.parts import files_below
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import EncodedSplit, prepare_decoding
 from allstep.common.data.passed_over import PassedOver

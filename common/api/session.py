@@ -95,7 +95,7 @@ class BaseSession:
 
     def _dataset(self, config: TrainConfig) -> Dataset:
         from allstep.common.data.datasets import Dataset
-        from allstep.common.data.formats.user_samples import as_dataset
+        from allstep.common.data.formats.python_file import as_dataset
 
         first, second = self._samples
         if isinstance(first, Dataset):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.memory import available_memory
+from allstep.common.base.resources import available_memory
 from allstep.common.checkpoint import files, select
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.lock import OutputDirectory

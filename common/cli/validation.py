@@ -280,7 +280,7 @@ def _check_curriculum(data: DataConfig) -> None:
         if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:
             raise UserError(f"expected --curriculum with --{item.name.replace('_', '-')}, received none; name a file")
     if data.curriculum:
-        from allstep.common.data.curriculum import curriculum_of
+        from allstep.common.data.sharding import curriculum_of
 
         curriculum_of(data, _num_samples(data))
 

@@ -17,7 +17,7 @@ import os
 import stat
 from pathlib import Path
 
-from allstep.common.base.memory import available_memory
+from allstep.common.base.resources import available_memory
 
 _ALWAYS_THERE = 2**20  # bytes; fewer are not worth checking
 _KINDS = {

@@ -17,11 +17,11 @@ import xxhash
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
-from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
-from allstep.common.data.formats.user_samples import CheckedSplit
+from allstep.common.data.formats.python_file import CheckedSplit
 from allstep.common.data.images.decoding import UnreadableImage
+from allstep.common.data.sharding import Curriculum
 
 _SAMPLES_LOOKED_AT = 64
 _SAMPLES_READ_TWICE = 16

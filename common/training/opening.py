@@ -11,16 +11,16 @@ import numpy as np
 
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError, quote
-from allstep.common.base.memory import available_memory
+from allstep.common.base.resources import available_memory
 from allstep.common.catalog.losses import check_loss
 from allstep.common.catalog.metrics import metrics_of
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data import datasets
 from allstep.common.data.classes import balanced_order_of, class_weights_of
-from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import DataConfig, Dataset
 from allstep.common.data.images.augmented_split import augmentation_of
+from allstep.common.data.sharding import curriculum_of
 from allstep.common.data.standardize import standardized
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.recipe.schedule import Schedule

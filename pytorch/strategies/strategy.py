@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.memory import keep_freed_memory
+from allstep.common.base.resources import keep_freed_memory
 from allstep.common.launch.placement import threads_per_rank
 from allstep.common.training.strategy import BaseStrategy
 from allstep.pytorch.compat import set_max_programs

@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
-from allstep.common.base.cores import usable_cores
+from allstep.common.base.resources import usable_cores
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
 from allstep.common.data.loader import Batch
 from allstep.common.launch import rendezvous, tf_config

@@ -12,9 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.base.cores import usable_cores
 from allstep.common.base.errors import UserError
-from allstep.common.base.memory import keep_freed_memory
+from allstep.common.base.resources import keep_freed_memory, usable_cores
 from allstep.common.data.loader import Batch
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.training.strategy import BaseStrategy

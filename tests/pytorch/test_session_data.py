@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.data.formats.python_file import as_dataset
 from allstep.pytorch import Session
 
 RANDOM = np.random.default_rng(0)

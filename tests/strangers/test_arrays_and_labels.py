@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import type_of_target
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import NUMBERS
 from allstep.common.data.datasets import DataConfig, Dataset, load
-from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.data.formats.python_file import as_dataset
 
 RANDOM = np.random.default_rng(0)
 NUM_SAMPLES, NUM_CLASSES = 60, 5

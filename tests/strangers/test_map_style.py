@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, Te
 
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.data.datasets import DataConfig, Dataset
-from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.data.formats.python_file import as_dataset
 
 SIZE = 24
 X, Y = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(0)), torch.arange(SIZE) % 3

@@ -17,9 +17,8 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import ALONE
 from allstep.common.training.trial import TrialCheck
 from allstep.pytorch.kept.pass_state import RUNNING, pass_state
-from allstep.pytorch.losses import build_loss
+from allstep.pytorch.losses import build_loss, with_heads
 from allstep.pytorch.other_networks import build_other
-from allstep.pytorch.outputs import with_heads
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.fsdp import FSDP, stands_alone
 

@@ -40,9 +40,9 @@ def test_no_file_bears_a_package_s_name(framework):
 
 def test_both_frameworks_have_the_same_files():
     """Exceptions: the drop-in, since Keras under Horovod needs what PyTorch has from Horovod itself, and the decoder of
-    JPEG files on GPUs and the choice of logits among outputs in training, which TensorFlow does not have."""
+    JPEG files on GPUs, which TensorFlow does not have."""
     drop_in = {name for name in python_files("tensorflow") if name.startswith("horovod_")}
-    assert python_files("pytorch") - {"jpeg_decoding.py", "outputs.py"} == (
+    assert python_files("pytorch") - {"jpeg_decoding.py"} == (
         python_files("tensorflow") - {"derived_state.py"} - drop_in
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from allstep.commands.collectives.backends import Operation, returning
-from allstep.common.base.memory import keep_freed_memory
+from allstep.common.base.resources import keep_freed_memory
 
 
 class HorovodTorch:

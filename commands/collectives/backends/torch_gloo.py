@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from allstep.commands.collectives.backends import Operation
-from allstep.common.base.memory import keep_freed_memory
+from allstep.common.base.resources import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import find_placement
 from allstep.pytorch import compat

@@ -19,8 +19,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.subset import hold_out
-from allstep.common.data.formats.listing import files_below, folders_in
-from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, part_named
+from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, files_below, folders_in, part_named
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
 from allstep.common.data.passed_over import PassedOver

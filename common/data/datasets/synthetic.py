@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.memory import available_memory
+from allstep.common.base.resources import available_memory
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.hashing import hash64

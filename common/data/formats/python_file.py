@@ -1,4 +1,4 @@
-"""FILE.py:FUNCTION: data returned by a user's function, which is called on every rank.
+"""Samples of a user's program: handed over, or returned by the function of FILE.py:FUNCTION, called on every rank.
 
 The function returns arrays: (x_train, y_train, x_validation, y_validation), or ((x_train, y_train), (x_test, y_test))
 as Keras' data sets do, or (x, y), of which a share is held out for validation. Or it returns one object or a pair of
@@ -7,13 +7,20 @@ objects with `__len__` and `read(indices, epoch)`, or map-style data sets. Or it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import call, import_function, parse
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.formats.map_style import is_map_style
-from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.data.datasets.base import Dataset, Split
+from allstep.common.data.datasets.subset import hold_out
+from allstep.common.data.formats.arrays import array_split, inputs_of, targets_of
+from allstep.common.data.formats.layout import channels_last, is_tensor, plain
+from allstep.common.data.formats.map_style import MapStyle, is_map_style, torch_wrapper
+from allstep.common.data.formats.task_inference import MAX_CLASSES, describe
 
 
 def prepare(config: DataConfig) -> None:
@@ -46,3 +53,85 @@ def _parts(samples: Any) -> tuple[Any, Any]:
 
 def _is_split(part: Any) -> bool:
     return isinstance(part, (tuple, list)) or hasattr(part, "read") or is_map_style(part)
+
+
+def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -> Dataset:
+    """Build a data set from two splits, each in one of the forms of `as_split`.
+
+    Raises UserError if a split is something else, and as `describe` does.
+
+    Args:
+        validation: None to hold out a share of `train`.
+        where: name of the data set in error messages.
+        task: `DataConfig.task`.
+    """
+    if config.data_workers and not is_map_style(train):
+        raise UserError(f"--data-workers (data_workers) needs a map-style data set, and {where} is none; leave it out")
+    split = as_split(train, where, config)
+    held = split if validation is None else as_split(validation, where, config)
+    parts = hold_out(split, held, config, where, has_own=validation is not None)
+    return describe(*parts, where=where, task=config.task)
+
+
+def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Split:
+    """Return a pair of arrays or tensors, a map-style data set, or an object with `read(indices, epoch)`, as a split.
+
+    Raises UserError if `samples` is none of them, and as `array_split` and `MapStyle` do.
+    """
+    if hasattr(samples, "read") and hasattr(samples, "__len__"):
+        return CheckedSplit(samples, where)
+    if torch_wrapper(samples) == "TensorDataset" and len(samples.tensors) == 2:
+        samples = samples.tensors
+    if isinstance(samples, (tuple, list)) and len(samples) == 2:
+        inputs, targets = samples
+        array = np.asarray(plain(inputs)) if is_tensor(inputs) else inputs
+        if is_tensor(inputs) and array.ndim == 4:
+            array = channels_last(array, f"the inputs of {where}")
+        return array_split(array, plain(targets), where)
+    if is_map_style(samples):
+        return CheckedSplit(MapStyle(samples, config or DataConfig(), where), where)
+    raise UserError(
+        f"expected {where} to be inputs and targets, a map-style data set, or an object with __len__ and "
+        f"read(indices, epoch), received {type(samples).__name__}, whose samples cannot be read by their number; give "
+        "one of them"
+    )
+
+
+class CheckedSplit:
+    """Split that wraps a user's object with `__len__` and `read(indices, epoch)`, and checks what it returns."""
+
+    def __init__(self, samples: Any, where: str) -> None:
+        """Wrap `samples`, which may have `targets` (array of all targets) or `num_classes`, and `num_tokens`."""
+        self.samples, self.where = samples, where
+        self.parallel = getattr(samples, "parallel", True)
+        self.num_classes = getattr(samples, "num_classes", None)
+        self.num_tokens = getattr(samples, "num_tokens", None)
+        self.class_names = getattr(samples, "class_names", None)
+        self.may_augment = getattr(samples, "may_augment", False)
+        targets = getattr(samples, "targets", None)
+        self.targets = None if targets is None else targets_of(targets, f"the targets of {where}")
+        self.convert: Callable[[np.ndarray], np.ndarray] = lambda read: (
+            read
+        )  # `labels.Meaning.convert`, once it is known
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        inputs, targets = self.samples.read(indices, epoch=epoch)
+        inputs = inputs_of(inputs, f"the inputs of {self.where}", indices)
+        targets = targets_of(targets, f"the targets of {self.where}", indices)
+        if not len(inputs) == len(targets) == len(indices):
+            raise UserError(
+                f"expected read() of {self.where} to return {len(indices)} samples, as many as indices, received "
+                f"{len(inputs)} inputs and {len(targets)} targets; correct it"
+            )
+        targets = self.convert(targets)
+        if self.num_classes and targets.dtype == np.int64 and targets.ndim == 1 and len(targets):
+            worst = int(np.argmax(np.where(targets < 0, MAX_CLASSES, targets)))
+            if not 0 <= targets[worst] < self.num_classes:
+                raise UserError(
+                    f"expected labels from 0 to {self.num_classes - 1} in {self.where}, received {targets[worst]} in "
+                    f"sample {indices[worst]}; correct it, or the number of classes"
+                )
+        return inputs, targets

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from allstep.common.base import cores
+from allstep.common.base import resources
 from allstep.common.launch import placement
 
 
@@ -17,7 +17,7 @@ def quota_of(tmp_path, membership: str, **files: str) -> float | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "membership").write_text(membership)
-    return cores.cpu_quota(tmp_path / "cgroup", tmp_path / "membership")
+    return resources.cpu_quota(tmp_path / "cgroup", tmp_path / "membership")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_quota(membership, files, expected, tmp_path):
 @pytest.mark.parametrize("bound", [False, True])
 def test_threads_of_ranks(bound, quota, ranks, expected, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8 // ranks if bound else 8))
-    for module in (cores, placement):
+    for module in (resources, placement):
         monkeypatch.setattr(module, "cpu_quota", lambda: quota)
     environ = {"OMPI_MCA_orte_bound_at_launch": "1"} if bound else {}
     here = replace(placement.ALONE, world_size=ranks, local_size=ranks)

@@ -13,7 +13,7 @@ from importlib import import_module
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.lean_import import lean_import
-from allstep.common.base.memory import keep_freed_memory
+from allstep.common.base.resources import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()

@@ -9,10 +9,9 @@ import pytest
 
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.curriculum import Curriculum, curriculum_of
 from allstep.common.data.datasets.base import ArraySplit
 from allstep.common.data.loader import train_batches
-from allstep.common.data.sharding import Position, sample_order
+from allstep.common.data.sharding import Curriculum, Position, curriculum_of, sample_order
 
 NUM_SAMPLES = 103
 DIFFICULTIES = np.random.default_rng(0).permutation(NUM_SAMPLES).astype(float)

@@ -10,7 +10,7 @@ from hostile_files import a_socket, endless, sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.common.base.memory import left_in_control_groups
+from allstep.common.base.resources import left_in_control_groups
 from allstep.common.files import regular_file, strict_json
 from allstep.common.files.regular_file import read_regular, regular
 

@@ -18,7 +18,7 @@ from PIL import Image
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, Dataset, load, prepare
 from allstep.common.data.formats import tfrecord
-from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.data.formats.python_file import as_dataset
 from allstep.common.training import data_digest
 from allstep.common.training.data_digest import check_data, digests_of
 

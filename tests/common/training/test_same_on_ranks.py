@@ -12,7 +12,7 @@ from numpy_ranks import Group, ThreadCollectives
 from allstep.common.base.errors import UserError
 from allstep.common.cli.command_line import parse
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.data.formats.python_file import as_dataset
 from allstep.common.launch.placement import ALONE
 from allstep.common.training.same_on_ranks import agreed, check_same_data
 

@@ -15,7 +15,7 @@ import pytest
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
-from allstep.common.data.curriculum import curriculum_of
+from allstep.common.data.sharding import curriculum_of
 from allstep.common.files import array_json
 from allstep.common.files.npy import load_npy
 
