@@ -1,9 +1,15 @@
-"""A trained network outside of a run, for `allstep.load` and `allstep export`; `pytorch/loaded.py` has the same."""
+"""A trained network outside of a run, for `allstep.load` and `allstep export`: loaded, and written to other formats.
+
+`pytorch/loaded.py` has the same.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +25,10 @@ from allstep.common.config.train_config import TrainConfig  # noqa: E402
 from allstep.common.data.datasets import Dataset  # noqa: E402
 from allstep.tensorflow.inputs import Inputs  # noqa: E402
 from allstep.tensorflow.models import build_network, canonical_weights, import_weights  # noqa: E402
+from allstep.tensorflow.networks.batch_norm import BatchNorm  # noqa: E402
 from allstep.tensorflow.numerics import wrong_keras  # noqa: E402
+
+_OPSET = 18
 
 
 class LoadedNetwork:
@@ -59,3 +68,66 @@ class LoadedNetwork:
         """Return the outputs, float32 (n, ...)."""
         with tf.device(self.device):
             return tf.cast(self.model(inputs, training=False), tf.float32).numpy()
+
+
+def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, scales: bool) -> None:
+    """Write a network in Keras' or TensorFlow's format or ONNX.
+
+    Raises the exporter's exception for a network that it cannot export. `form` is keras, saved-model or onnx; `scales`
+    tells whether the graph takes samples as they are in the data set.
+    """
+    are_numbers = dataset.input_type != "int64"
+    kind = dataset.input_type if scales or not are_numbers else "float32"
+    if form == "keras":
+        model = _of_keras_alone(network.model)
+        if scales:
+            inputs = keras.Input(dataset.input_shape, dtype=kind)
+            model = keras.Model(inputs, model(_rescaling(dataset)(inputs)))
+        model.save(path)
+        return
+    rescale = network.normalise if scales else lambda samples: samples
+    signature = [tf.TensorSpec((None, *dataset.input_shape), kind, name="input")]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def serve(samples: tf.Tensor) -> tf.Tensor:
+        return tf.identity(network.model(rescale(samples), training=False), name="logits")
+
+    if form == "saved-model":
+        module = tf.Module()
+        module.model, module.serve = network.model, serve  # pyright: ignore[reportAttributeAccessIssue]
+        tf.saved_model.save(module, str(path), signatures={"serving_default": serve})
+        return
+    import tf2onnx  # pyright: ignore[reportMissingImports] (an extra)
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        tf2onnx.convert.from_function(serve, input_signature=signature, opset=_OPSET, output_path=str(path))
+
+
+def _rescaling(dataset: Dataset) -> keras.layers.Layer:
+    """Return a layer of Keras' own that normalises samples."""
+    mean, std = np.array(dataset.mean), np.array(dataset.std)
+    scale = 1 / ((255 if dataset.input_type == "uint8" else 1) * std)
+    return keras.layers.Rescaling(scale.tolist(), (-mean / std).tolist(), dtype="float32")
+
+
+def _of_keras_alone(model: keras.Model) -> keras.Model:
+    """Return a model without layers of allstep, which only a program with allstep could load.
+
+    Raises UserError if a layer has no counterpart in Keras.
+    """
+    own = [layer for layer in model.layers if type(layer).__module__.startswith("allstep.")]
+    if not own:
+        return model
+    for layer in own:
+        if not isinstance(layer, BatchNorm):
+            raise UserError(f"its layer {type(layer).__name__} is not one of Keras; export it --to saved-model or onnx")
+
+    def counterpart(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if not isinstance(layer, BatchNorm):
+            return type(layer).from_config(layer.get_config())
+        return keras.layers.BatchNormalization(momentum=1 - layer.MOMENTUM, epsilon=layer.EPSILON, name=layer.name)
+
+    copied = keras.models.clone_model(model, clone_function=counterpart)
+    for layer, copy in zip(model.layers, copied.layers, strict=True):
+        copy.set_weights(layer.get_weights())
+    return copied

@@ -172,9 +172,9 @@ def _export(
 
 
 def _write(form: str, path: Path, framework: str, network: Any, trained: Trained, *, scales: bool) -> None:
-    exporting = importlib.import_module(f"allstep.{framework}.exporting")
+    loaded = importlib.import_module(f"allstep.{framework}.loaded")
     try:
-        exporting.write(form, path, network, trained.description.dataset(), scales=scales)
+        loaded.write(form, path, network, trained.description.dataset(), scales=scales)
     except Exception as error:
         raise UserError(
             f"--to {form} cannot export --model {trained.description.model}: {first_paragraph(error)}"
