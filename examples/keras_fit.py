@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 import allstep.tensorflow.horovod_keras as hvd
 
+keras.utils.set_random_seed(1)
 hvd.init()  # 1. initialise: find out rank and world size
 gpus = tf.config.list_physical_devices("GPU")  # 2. one GPU per process, chosen by local rank
 tf.config.set_visible_devices(gpus[hvd.local_rank()] if hvd.local_size() <= len(gpus) else [], "GPU")
