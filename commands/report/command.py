@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from allstep.commands.collectives.section import collectives
 from allstep.commands.forecast import section as forecast
-from allstep.commands.report import compare_sections, other_sections, profile_section
+from allstep.commands.report import compare_sections, other_sections
 from allstep.commands.report.sources import Sources, read
 from allstep.commands.shared.page.document import Section, render
 from allstep.commands.shared.records.files import written_whole
@@ -66,5 +66,5 @@ def build(sources: Sources) -> list[Section]:
     sections += [other_sections.search(path, result) for path, result in sources.searches]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
-    sections += [profile_section.profile(path, result) for path, result in sources.profiles]
+    sections += [other_sections.profile(path, result) for path, result in sources.profiles]
     return sections

@@ -1,4 +1,4 @@
-"""The sections of collectives, forecasts, benchmarks and training runs."""
+"""The sections of benchmarks, searches, training runs and their profiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allstep.commands.shared.launchers import LAUNCHERS, start
 from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, mebibytes, share
 from allstep.commands.shared.page.figures import Drawing, Line, adopted, bars, confusion, lines
 from allstep.commands.shared.records.measured import BenchmarkResult
-from allstep.commands.shared.records.runs import Epoch
+from allstep.commands.shared.records.runs import Epoch, ProfileResult
 from allstep.commands.tune.records import SearchResult
 from allstep.common.base.checkout import trainer
 
@@ -151,3 +151,22 @@ def _figures(study: Study, result: SearchResult) -> list[Drawing]:
         drawings.append(adopted("Parameter importances", lambda: plots.plot_param_importances(study)))
     drawings.append(adopted("Slices", lambda: plots.plot_slice(study, target_name=target)))
     return drawings
+
+
+def profile(path: Path, result: ProfileResult) -> Section:
+    """Return the section of a rank's profile by --profile: its costliest operators, and shares of its time."""
+    title = f"Profile of rank {result.rank}: {path.parent.parent.name}, steps {result.first_step} to {result.last_step}"
+    parts = (("input", result.input), ("compute", result.compute), ("communication", result.communication))
+    shares = [[name, share(value), amount(1000 * value * result.seconds)] for name, value in parts]
+    rows = [
+        [one.name, f"{one.calls:,}", amount(1000 * one.seconds), share(one.seconds / result.seconds)]
+        for one in result.operators
+    ]
+    return Section(
+        title,
+        text=["Input is the time between steps; operators count without what they call, on all threads."],
+        tables=[
+            Table("Shares of the time", ["", "share", "ms"], shares),
+            Table("The costliest operators", ["", "calls", "ms", "of the time"], rows),
+        ],
+    )

@@ -13,11 +13,10 @@ from typing import Any
 
 from allstep.commands.compare.records import ComparisonResult
 from allstep.commands.forecast.records import ForecastsResult, ValidationResult
-from allstep.commands.report.profile_section import ProfileResult
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.measured import BenchmarkResult
-from allstep.commands.shared.records.runs import FILE, End, Epoch, Start, read_events
+from allstep.commands.shared.records.runs import FILE, End, Epoch, ProfileResult, Start, read_events
 from allstep.commands.study.records import SUMMARY, StudyResult
 from allstep.commands.tune.records import SearchResult
 from allstep.common.files.records import from_json

@@ -1,11 +1,11 @@
-"""Training runs as recorded in metrics.jsonl, one event per line."""
+"""Training runs as recorded in metrics.jsonl, one event per line, and in the profiles of --profile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, NonNegative, Positive, from_json
@@ -125,3 +125,35 @@ def _lines(path: Path) -> list[Any]:
         except NotJson:
             found.append(_BROKEN)
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """Operator of the framework, or kernel of a GPU."""
+
+    name: str
+    calls: Count
+    seconds: float
+    """Time in all calls, without what they call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """Contents of profile/rank-N.json, which `common.training.profiling` writes."""
+
+    FORMAT: ClassVar[str] = "allstep-profile"
+    VERSION: ClassVar[int] = 1
+
+    rank: int
+    first_step: int
+    last_step: int
+    seconds: Positive
+    """Length of the profiled steps and the time between them."""
+    input: NonNegative
+    """Share of the time between steps."""
+    communication: NonNegative
+    """Share of the time in which a collective is under way or waited for within steps."""
+    compute: NonNegative
+    """Share that is left."""
+    operators: tuple[Operator, ...]
+    """Costliest operators first."""
