@@ -11,8 +11,8 @@ from allstep.commands.compare import samples
 from allstep.commands.compare.cells import Cell, Settings
 from allstep.commands.compare.records import CellResult, ComparisonResult, Sample, Verdict
 from allstep.commands.shared import machine
-from allstep.commands.shared.estimate import Estimate
 from allstep.commands.shared.jobs import Outcome
+from allstep.commands.shared.measure import Estimate
 from allstep.commands.shared.records.measured import Block, EpochResult, Measured
 
 SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1, True)

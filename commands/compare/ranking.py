@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from allstep.commands.compare.cells import INDEPENDENT, Cell
 from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import Samples, ratios
-from allstep.commands.shared.estimate import Estimate
+from allstep.commands.shared.measure import Estimate
 
 
 def against(cell: Cell, cells: Sequence[Cell], samples: Samples, comparable: set[str]) -> dict[str, Estimate]:

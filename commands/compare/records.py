@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings
-from allstep.commands.shared.estimate import Estimate
 from allstep.commands.shared.jobs import Status
 from allstep.commands.shared.machine import Environment
+from allstep.commands.shared.measure import Estimate
 from allstep.commands.shared.records.measured import Block, EpochResult
 from allstep.common.files.records import NonNegative
 from allstep.common.files.schema import Mismatch

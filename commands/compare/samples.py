@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 
 from allstep.commands.compare.cells import INDEPENDENT, Cell
 from allstep.commands.compare.records import CellResult, Sample, Summary
-from allstep.commands.shared.estimate import Estimate, estimate
 from allstep.commands.shared.jobs import Outcome
+from allstep.commands.shared.measure import Estimate, estimate
 from allstep.commands.shared.records.measured import Block, Measured
 
 _TRIMMED = 0.2

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from allstep.commands.shared import rank, turns
-from allstep.commands.shared.estimate import estimate
+from allstep.commands.shared.measure import estimate
 from allstep.common.base.flag_types import Parser, whole
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset

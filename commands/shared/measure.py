@@ -1,4 +1,4 @@
-"""Tools that the benchmarks share: launches, interleaved rounds, medians and the table of results.
+"""Tools of measurements: launches, interleaved rounds, statistics of samples, and the table of results.
 
 Figures are ratios of measurements taken in turn (A B A B ...) on the same machine, so that other load on the machine
 affects all of them alike; the median over the rounds drops disturbed rounds.
@@ -6,6 +6,7 @@ affects all of them alike; the median over the rounds drops disturbed rounds.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -23,6 +25,7 @@ from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import BenchmarkResult, Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.base.errors import Fault
+from allstep.common.files.records import Count, NonNegative, Positive
 
 JOB_SECONDS = 600
 
@@ -177,3 +180,39 @@ def run_handwritten(directory: Path, command: Callable[[Path], Sequence[str]]) -
     output = new_output(directory)
     run(command(output))
     return files.read_json(Handwritten, output)
+
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Statistics of samples of one quantity, in its unit."""
+
+    num: Count
+    """Number of samples."""
+    median: Positive
+    mean: Positive
+    low: float
+    """Lower end of the confidence interval of the mean; `low` and `high` are the mean of a single sample."""
+    high: float
+    stdev: NonNegative
+    """Standard deviation of samples, with n - 1 degrees of freedom; 0 for a single sample."""
+    min: float
+    max: float
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """Return statistics of at least one sample.
+
+    The interval is Student's (1908): mean +- t s / sqrt(n), with the quantile t of n - 1 degrees of freedom. It tells
+    where the mean of many repetitions would be; where the next sample will be, the standard deviation tells.
+    """
+    num, mean = len(samples), statistics.fmean(samples)
+    stdev = half = 0.0
+    if num > 1:
+        from scipy.special import stdtrit
+
+        stdev = statistics.stdev(samples)
+        half = float(stdtrit(num - 1, (1 + CONFIDENCE) / 2)) * stdev / math.sqrt(num)
+    return Estimate(num, statistics.median(samples), mean, mean - half, mean + half, stdev, min(samples), max(samples))

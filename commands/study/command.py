@@ -22,8 +22,7 @@ from allstep.commands.shared.records.files import command
 from allstep.commands.study.description import MAX_SEEDS, STUDIES, read_description
 from allstep.commands.study.judging import judge
 from allstep.commands.study.records import StudyResult
-from allstep.commands.study.run_commands import variants
-from allstep.commands.study.running import begin, run_lacking
+from allstep.commands.study.running import begin, run_lacking, variants
 from allstep.commands.study.section import outcome, study
 from allstep.common.base.errors import printable
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole

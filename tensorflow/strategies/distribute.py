@@ -18,8 +18,8 @@ from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
 from allstep.tensorflow.compat import leave_gradients_as_they_are
 from allstep.tensorflow.passes import Gradients, cut, on_present
+from allstep.tensorflow.strategies.ordered_sum import ReplicaDevices
 from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
-from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, before_tensorflow_starts
 
 

@@ -21,9 +21,8 @@ from allstep.common.training.worker import StepResult
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.batch_norm import brought_synchronised, synchronise_batch_norm
-from allstep.tensorflow.strategies.ordered_sum import OrderedSum
+from allstep.tensorflow.strategies.ordered_sum import OrderedSum, SliceDevices
 from allstep.tensorflow.strategies.reduction import Ordered, Reduction
-from allstep.tensorflow.strategies.slice_devices import SliceDevices
 
 Result = TypeVar("Result")
 Numbers = dict[str, tf.Tensor]

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.shared.estimate import Estimate
+from allstep.commands.shared.measure import Estimate
 from allstep.commands.shared.page.figures import Drawing
 from allstep.common.base.errors import printable
 from allstep.common.base.terminal import visible

@@ -14,8 +14,8 @@ from compared import estimate as estimated
 from allstep.commands.compare import samples
 from allstep.commands.compare.records import CellResult, Verdict
 from allstep.commands.compare.table import note
-from allstep.commands.shared.estimate import Estimate, estimate
 from allstep.commands.shared.jobs import Outcome
+from allstep.commands.shared.measure import Estimate, estimate
 from allstep.commands.shared.records.measured import Block, Measured
 
 efficiency = functools.partial(samples.efficiency, first_framework="pytorch")

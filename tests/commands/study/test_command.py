@@ -20,7 +20,7 @@ from allstep.commands.shared.records import files
 from allstep.commands.study.description import STUDIES, Description, read_description
 from allstep.commands.study.judging import curve, judge, spread
 from allstep.commands.study.records import SUMMARY, StudyResult, StudyRun
-from allstep.commands.study.run_commands import variants
+from allstep.commands.study.running import variants
 from allstep.commands.study.section import study
 from allstep.common.base.errors import UserError
 from allstep.common.files.records import from_json, to_json
