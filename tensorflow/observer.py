@@ -97,10 +97,7 @@ class GradientSquares(Observer):
 
 
 class WeightAverage(Observer):
-    """a = w after the first step, a = decay * a + (1 - decay) * w after each other one (Polyak and Juditsky 1992).
-
-    Running statistics of batch norms are not averaged: they are averages.
-    """
+    """Moving average of the weights, by the formula in `pytorch/observer.py`."""
 
     def __init__(self, weights: Sequence[CanonicalWeight], decay: float, strategy: Strategy) -> None:
         """`weights` have gradients, in the model's order."""

@@ -117,12 +117,7 @@ class _Bf16Sums(_AllReduces):
 
 
 def bf16_sum(vector: tf.Tensor, divisor: float) -> tf.Tensor:
-    """Return the float32 sum of the ranks' vectors (n,), divided by `divisor`; all ranks call it.
-
-    It travels as bfloat16, which Horovod's own messages do not have (0.28.1). Each rank adds up a part of the vectors
-    in float32, so that a sum is rounded once, and not at each rank as in a ring of bfloat16. As many bytes travel as in
-    an all-reduce of 16 bits.
-    """
+    """Return the float32 sum of the ranks' vectors (n,) over `divisor`, as `pytorch/strategies/horovod.py` does."""
     size, world_size = cast("int", vector.shape[0]), hvd.size()
     padded = tf.pad(tf.cast(vector, tf.bfloat16), [[0, -size % world_size]])
     parts = hvd.alltoall(tf.reshape(tf.bitcast(padded, tf.uint8), [-1]), name="allstep.bf16_parts")
