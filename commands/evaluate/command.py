@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from allstep.commands.evaluate.run_flags import words_for
+from allstep.commands.evaluate.samples import words_for
 from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError, printable, quote

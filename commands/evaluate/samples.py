@@ -1,9 +1,13 @@
-"""Samples that a trained network is evaluated on: made as in its validation, and checked against its description."""
+"""Flags and samples with which a trained network is evaluated: those of its validation, or those that the user gives.
+
+A run directory is data: code that it names is imported only if the user names it again.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from allstep.common.api.session import words_of
 from allstep.common.base.errors import UserError, quote
+from allstep.common.base.flag_types import flag_name, flag_value
+from allstep.common.catalog import user_file
+from allstep.common.cli.validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
@@ -21,6 +29,7 @@ from allstep.common.data.images.encoded import EncodedSplit, prepare_decoding
 from allstep.common.data.passed_over import PassedOver
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.training.description import Description, check_same, described
+from allstep.common.training.trained import Trained
 
 _ADVICE = "evaluate on samples like those of the run"
 
@@ -102,3 +111,31 @@ def path_of(split: Split, index: int) -> str | None:
         return path_of(split.whole, int(split.indices[index]))
     images: Any = getattr(split, "images", None)
     return str(images.path(index)) if hasattr(images, "path") else None
+
+
+_NETWORK = ("model", "model-args", "model-depth", "model-width", "loss", "precision", "seed")
+_PICTURES = ("image-size", "exif-orientation", "validation-share")
+_DATA = (
+    *("dataset", "data-dir", "input-fields", "target-field", "task", "text-tokens", "validation-part"),
+    *("synthetic-samples", "synthetic-shape", "synthetic-classes"),
+)
+"""Flags that another --dataset makes void."""
+
+
+def words_for(trained: Trained, given: Sequence[str]) -> list[str]:
+    """Return the words of a trainer's command line: the run's own flags, and `given`, which win.
+
+    Raises UserError if the run names code, or an object of a program, that the user has not named.
+    """
+    names, config = set(map(flag_name, given)), trained.config
+    kind = DataConfig(dataset=flag_value(given, "dataset") or str(config.get("dataset"))).kind
+    pictures = [name for name in _PICTURES if kind in DATA_FLAGS[name.replace("-", "_")]]
+    kept = (*_NETWORK, *pictures, *(() if "dataset" in names else _DATA))
+    flags = {name: config[name] for name in kept if config.get(name) not in (None, [], False) and name not in names}
+    for name in user_file.FLAGS:
+        if flags.get(name) == user_file.PROGRAM:
+            raise UserError(
+                f"the --{name} of the run was an object of a program; name it in a file: --{name} FILE.py:NAME"
+            )
+    no_optimizer = {"momentum": 0.0} if "optimizer" not in names else {}
+    return [*words_of({**user_file.trusted_flags(flags, given), **no_optimizer}), *given]

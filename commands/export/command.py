@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allstep.commands.evaluate.run_flags import words_for
+from allstep.commands.evaluate.samples import words_for
 from allstep.commands.shared.records.files import written_whole
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, first_paragraph, printable, quote

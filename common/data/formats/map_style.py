@@ -21,7 +21,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.base.terminal import note, warn
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.formats.layout import channels_last, is_tensor, plain
+from allstep.common.data.formats.arrays import channels_last, is_tensor, plain
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.worker_processes import WorkerProcesses
 from allstep.common.launch.placement import apparent_rank

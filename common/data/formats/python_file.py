@@ -17,8 +17,7 @@ from allstep.common.catalog.user_file import call, import_function, parse
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import hold_out
-from allstep.common.data.formats.arrays import array_split, inputs_of, targets_of
-from allstep.common.data.formats.layout import channels_last, is_tensor, plain
+from allstep.common.data.formats.arrays import array_split, channels_last, inputs_of, is_tensor, plain, targets_of
 from allstep.common.data.formats.map_style import MapStyle, is_map_style, torch_wrapper
 from allstep.common.data.formats.task_inference import MAX_CLASSES, describe
 

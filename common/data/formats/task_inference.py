@@ -11,8 +11,8 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, InputType, Split, Task
+from allstep.common.data.formats.arrays import check_channels_last
 from allstep.common.data.formats.labels import Meaning, meaning_of
-from allstep.common.data.formats.layout import check_channels_last
 from allstep.common.data.passed_over import tell
 
 MAX_CLASSES = 2**20

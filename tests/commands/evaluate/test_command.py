@@ -18,7 +18,7 @@ from ranks import REPOSITORY, last, launch, train
 from sklearn.metrics import f1_score
 
 from allstep.commands.evaluate import command
-from allstep.commands.evaluate.run_flags import words_for
+from allstep.commands.evaluate.samples import words_for
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
 from allstep.common.training.evaluation import Evaluation
