@@ -1,6 +1,6 @@
 """Watchdog that kills a suspended rank, so that an elastic job can continue without it.
 
-The rank sends a heartbeat every second to a watcher process, `python frozen.py SECONDS`, which ends along with the
+The rank sends a heartbeat every second to a watcher process, `python suspend_watchdog.py SECONDS`, which ends along with the
 rank.
 """
 
