@@ -1,7 +1,7 @@
 """Watchdog that kills a suspended rank, so that an elastic job can continue without it.
 
-The rank sends a heartbeat every second to a watcher process, `python suspend_watchdog.py SECONDS`, which ends along with the
-rank.
+The rank sends a heartbeat every second to a watcher process, `python suspend_watchdog.py SECONDS`, which ends
+along with the rank.
 """
 
 from __future__ import annotations
