@@ -72,6 +72,8 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "random numbers outside of models, such as those of augmentation"
     if runs.script and re.search(r"\b(default_rng|Generator|RandomState|Random)\(", runs.script.read_text()):
         yield "random numbers of generators that the script makes itself"
+    if rank.library != "tf.distribute":
+        yield "tensors that the script keeps in variables from step to step, such as a centre of outputs"
     if all(step.device == "cpu" for step in rank.steps()):
         yield "GPUs, for the ranks computed on CPUs"
     unseen = {one.what: one.reason for rank in runs.together.ranks for one in rank.all(Unseen)}

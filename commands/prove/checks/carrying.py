@@ -27,8 +27,8 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
     if script is None or not calls or not ends:
         return True
     tree = parsed(script)
-    if any(_is_mere_call(node) and _contains(node, calls[0]) for node in ast.walk(tree)):
-        return True  # the text does not show where results are kept, such as in the model
+    if discards(script, source):
+        return True
     *inner, last = calls
     names: set[str] = set()
     changes_arguments = False
@@ -39,8 +39,14 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
     return flow.scope is not _scope(tree, ends[-1]) or flow.reaches(ends[-1])
 
 
+def discards(script: Path | None, source: Sequence[str]) -> bool:
+    """Return whether nothing uses the result of a call, so that the text does not show what keeps it."""
+    nodes = ast.walk(parsed(script)) if script and source else ()
+    return any(_is_mere_call(node) and _contains(node, _numbers(source)[0]) for node in nodes)
+
+
 def _is_mere_call(node: ast.AST) -> bool:
-    """Return whether a node is a call such as `model(batch)`, whose result nothing uses."""
+    """Return whether a node is a statement such as `model(batch)`."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     inner = (one for part in (*node.value.args, *node.value.keywords) for one in ast.walk(part))

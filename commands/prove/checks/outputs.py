@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from allstep.commands.prove.checks.carrying import carries
+from allstep.commands.prove.checks.carrying import carries, discards
 from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import Collective, Forward, Step, Write
@@ -92,13 +92,15 @@ def _evaluated(rank: Rank) -> list[Forward]:
 def _is_reduced(rank: Rank, script: Path | None) -> bool | None:
     """Return whether a reduction between the first validation and further training carries what was computed.
 
-    The result is None if the rank has got to neither, because it failed or waits.
+    The result is None if the rank has got to neither, because it failed or waits, or if the model keeps its results.
     """
     validating, training = {*rank.validation_calls}, {*rank.training_calls}
     call: Forward | None = None
     for index, record in enumerate(rank.records):
         if index in validating and isinstance(record, Forward) and record.step > 1:
             call = call or record
+            if not call.evaluates and discards(script, call.callers):
+                return None
         elif call is None:
             continue
         elif isinstance(record, Collective):

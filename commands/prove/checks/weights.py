@@ -85,13 +85,13 @@ def rejoins(run: Run, optimizer: int) -> bool:
 
     No such averages are weights of a rank that keeps its own, such as those of a checkpoint that others load.
     """
-    has_parted, last = False, {}
+    apart: list[str] = []
+    last: dict[str, str] = {}
     for steps in run.steps(optimizer):
-        differ = bool(parted(run, steps))
-        is_kept = any(last.get(name) == one for name, one in steps[0].weights.items())
-        if has_parted and not differ and steps[0].weights and not is_kept:
+        weights, differ = steps[0].weights, parted(run, steps)
+        if apart and weights and not differ and not any(last.get(name) == weights.get(name) for name in apart if last):
             return True
-        has_parted, last = has_parted | differ, steps[0].after
+        apart, last = differ or apart, steps[0].after
     return False
 
 
