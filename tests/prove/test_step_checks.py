@@ -287,6 +287,19 @@ def test_losses_of_models_with_other_constants(queues, expected):
     assert names(replace(halved, ranks=tuple(ranks))) == expected
 
 
+def test_rounds_of_federated_averages_with_an_optimizer_each():
+    """Ranks part in a round, whose optimizer never sees them together again."""
+
+    def change(rank, step):
+        own = {"gradients": tuple(replace(one, applied=one.local) for one in step.gradients)}
+        return {**own, "weights": {"w": f"{rank if step.number == 2 else 0} {step.number}"}}
+
+    right = map_steps(run(rate=0.1), change)
+    last = {"optimizer": 2, "number": 1}
+    together = map_steps(right, lambda _, step: last if step.number == 3 else {})
+    assert names(together) == []
+
+
 @pytest.mark.parametrize("gathers", ["in the model", "after it", "no"])
 def test_losses_that_compare_samples_of_all_ranks(gathers):
     """A contrastive loss grows with the number of ranks, whose samples it compares with each other."""

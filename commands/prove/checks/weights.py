@@ -83,11 +83,14 @@ def has_shards(run: Run, optimizer: int) -> bool:
 def rejoins(run: Run, optimizer: int) -> bool:
     """Return whether ranks whose weights differ have the same again later, as with averages of weights (local SGD).
 
-    No such averages are weights of a rank that keeps its own, such as those of a checkpoint that others load.
+    Each round may have an optimizer of its own (federated averages). No such averages are weights of a rank that keeps
+    its own, such as those of a checkpoint that others load.
     """
+    names = {name for step in next(run.steps(optimizer), ())[:1] for name in step.weights}
+    own = [[step for step in rank.all(Step) if {*step.weights} == names] for rank in run.ranks]
     apart: list[str] = []
     last: dict[str, str] = {}
-    for steps in run.steps(optimizer):
+    for steps in zip(*own, strict=False):
         weights, differ = steps[0].weights, parted(run, steps)
         if apart and weights and not differ and not any(last.get(name) == weights.get(name) for name in apart if last):
             return True
