@@ -217,6 +217,8 @@ class Step(Record):
     """First loss that the closure of a line search has returned."""
     num_passes: int = 1
     """Number of these backward passes."""
+    origin: int = 0
+    """Number of the first optimizer that has stepped the first of these weights; 0 if unknown."""
     after: dict[str, str] = field(default_factory=dict)
     """Digest of one of the weights after the step; empty if none was taken."""
 

@@ -287,17 +287,17 @@ def test_losses_of_models_with_other_constants(queues, expected):
     assert names(replace(halved, ranks=tuple(ranks))) == expected
 
 
-def test_rounds_of_federated_averages_with_an_optimizer_each():
-    """Ranks part in a round, whose optimizer never sees them together again."""
+@pytest.mark.parametrize(("origin", "expected"), [(1, []), (2, ["gradients-not-averaged", "learning-rate-not-scaled"])])
+def test_rounds_of_federated_averages_with_an_optimizer_each(origin, expected):
+    """Ranks part in a round, whose optimizer never sees them together again; that of another model tells nothing."""
 
     def change(rank, step):
-        own = {"gradients": tuple(replace(one, applied=one.local) for one in step.gradients)}
-        return {**own, "weights": {"w": f"{rank if step.number == 2 else 0} {step.number}"}}
+        fields = {"origin": origin, "optimizer": 2, "number": 1} if step.number == 3 else {"origin": 1}
+        own = tuple(replace(one, applied=one.local) for one in step.gradients)
+        weights = {"w": f"{rank if step.number == 2 else 0} {step.number}"}
+        return {"gradients": own, "weights": weights, **fields}
 
-    right = map_steps(run(rate=0.1), change)
-    last = {"optimizer": 2, "number": 1}
-    together = map_steps(right, lambda _, step: last if step.number == 3 else {})
-    assert names(together) == []
+    assert names(map_steps(run(rate=0.1), change)) == expected
 
 
 @pytest.mark.parametrize("gathers", ["in the model", "after it", "no"])

@@ -86,8 +86,9 @@ def rejoins(run: Run, optimizer: int) -> bool:
     Each round may have an optimizer of its own (federated averages). No such averages are weights of a rank that keeps
     its own, such as those of a checkpoint that others load.
     """
-    names = {name for step in next(run.steps(optimizer), ())[:1] for name in step.weights}
-    own = [[step for step in rank.all(Step) if {*step.weights} == names] for rank in run.ranks]
+    origins = [step.origin or optimizer for step in next(run.steps(optimizer), ())]
+    pairs = zip(run.ranks, origins, strict=False)
+    own = [[step for step in rank.all(Step) if (step.origin or step.optimizer) == origin] for rank, origin in pairs]
     apart: list[str] = []
     last: dict[str, str] = {}
     for steps in zip(*own, strict=False):

@@ -48,6 +48,7 @@ class Optimizers:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._local: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
+        self._origins: dict[int, int] = {}  # by parameter
         self._pending: Step | None = None
         self._outer: torch.optim.Optimizer | None = None
         self._by_gradient: dict[int, torch.Tensor] = {}  # parameters by the address of their gradients
@@ -193,6 +194,7 @@ class Optimizers:
             num_unwrapped=num_unwrapped,
             bypass=self._wrappers.bypass_of(parameters),
             sharded=tuple(sharded),
+            origin=self._origins.setdefault(id(next(iter(parameters), None)), order.index(id(optimizer)) + 1),
         )
         if has_closure and optimizer.param_groups[0].get("line_search_fn"):
             return tuple(self._noting_loss(one) for one in args), {k: self._noting_loss(v) for k, v in kwargs.items()}
