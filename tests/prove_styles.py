@@ -169,7 +169,6 @@ STYLES = (
         "    def __getitem__(self, index):\n"
         "        begin = (index + rank) % len(self) * self.batch_size",
     ),
-    Fault("same-samples", "keras_own_loop", "range(rank, len(points), size)", "range(0, len(points), size)"),
     Fault(
         "gradients-not-averaged",
         "keras_own_loop",

@@ -37,7 +37,8 @@ def findings(runs: Runs) -> list[Finding]:
     for check in (samples.check, randomness.check, outputs.check, cooperation.check_devices):
         found += check(runs)
     # Losses that compare samples with each other change if a sample is there twice.
-    for cause, effect in (("weights-differ", "buffers-differ"), ("same-samples", "loss-scaled")):
+    moved = [(cause, "buffers-differ") for cause in (*_MOVE_WEIGHTS, "weights-part")]  # also averages, and GANs' rivals
+    for cause, effect in (*moved, ("same-samples", "loss-scaled")):
         if any(one.name == cause for one in found):
             found = [one for one in found if one.name != effect]
     if takes_same_steps and not any(one.name == "uneven-batches" for one in found):

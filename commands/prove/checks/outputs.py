@@ -56,7 +56,7 @@ def _validation(runs: Runs) -> Finding | None:
     if None in first or run.library == "tf.distribute":
         return None
     [one, other, *_] = [forward for forward in first if forward]
-    reduced = [_is_reduced(rank, runs.script) for rank in run.ranks]
+    reduced = [_is_reduced(rank, runs) for rank in run.ranks]
     if None in reduced:
         return None
     is_reduced, is_keras = all(reduced), run.library == "horovod.tensorflow"
@@ -89,7 +89,7 @@ def _evaluated(rank: Rank) -> list[Forward]:
     return [forward for forward in rank.forwards(training=False) if forward.step > 1]
 
 
-def _is_reduced(rank: Rank, script: Path | None) -> bool | None:
+def _is_reduced(rank: Rank, runs: Runs) -> bool | None:
     """Return whether a reduction between the first validation and further training carries what was computed.
 
     The result is None if the rank has got to neither, because it failed or waits, or if the model keeps its results.
@@ -99,7 +99,7 @@ def _is_reduced(rank: Rank, script: Path | None) -> bool | None:
     for index, record in enumerate(rank.records):
         if index in validating and isinstance(record, Forward) and record.step > 1:
             call = call or record
-            if not call.evaluates and discards(script, call.callers):
+            if not call.evaluates and discards(runs.script, call.callers):
                 return None
         elif call is None:
             continue
@@ -107,8 +107,8 @@ def _is_reduced(rank: Rank, script: Path | None) -> bool | None:
             is_reduction = any(word in record.kind for word in _REDUCTIONS) and not record.name.startswith(
                 DROP_IN_CHECK
             )
-            if is_reduction and carries(script, call.callers, record.callers):
+            if is_reduction and carries(runs.script, call.callers, record.callers):
                 return True
         elif isinstance(record, Step) or index in training:
             return False
-    return False if rank.ended and not rank.error else None
+    return False if rank.ended and not rank.error and not runs.together.failure else None

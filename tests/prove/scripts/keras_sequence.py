@@ -30,7 +30,7 @@ class Batches(keras.utils.PyDataset):
 
 
 generator = np.random.default_rng(0)
-inputs = generator.normal(size=(480, 10)).astype("float32")
+inputs = generator.normal(size=(352, 10)).astype("float32")
 labels = (inputs[:, 0] > 0.5).astype("int32")
 model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(2)])
 optimizer = keras.optimizers.Adam(1e-3, gradient_accumulation_steps=2, clipnorm=1.0, use_ema=True)
