@@ -61,7 +61,7 @@ class LoadedNetwork:
     def outputs(self, inputs: torch.Tensor) -> np.ndarray:
         """Return the outputs, float32 (n, ...)."""
         with torch.inference_mode():
-            return self.model(inputs).float().cpu().numpy()
+            return self.model(inputs).float().numpy(force=True)
 
 
 _OPSET = 18

@@ -43,8 +43,7 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     from allstep.pytorch.kept.pass_state import RUNNING, pass_state
     from allstep.pytorch.other_networks import NormCheck, Reseed
 
-    weights = [name for name, one in network.named_parameters() if one.requires_grad]
-    trial = TrialCheck(pass_state(network), weights, averaged=RUNNING, puts_back=True)
+    trial = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
     return Reseed(network), trial, NormCheck(network), *checks
 
 

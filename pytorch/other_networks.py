@@ -135,7 +135,7 @@ def _outputs(
         arrays = variants_of(*(one.numpy(force=True) for one in (inputs, drawn())))
         variants, outputs = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])], None
         if not of_library:
-            outputs = network.eval()(inputs[:2])
+            outputs = network.eval()(inputs[:2].clone())
             before.restore()  # some count these passes as well
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
         with _noting_values(network):

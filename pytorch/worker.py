@@ -80,7 +80,7 @@ class Worker(worker.Worker):
         if outputs is None:
             shape = (*self._output_shape[:-1], 3) if self._of_scores else self._output_shape
             return loss_sum, np.zeros((len(inputs), *shape), np.float32)
-        return loss_sum, outputs.float().cpu().numpy()
+        return loss_sum, outputs.float().numpy(force=True)  # a script's may require gradients
 
     def evaluating(self) -> AbstractContextManager:
         return self._strategy.reduction.whole_weights()

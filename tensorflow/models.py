@@ -53,8 +53,7 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
         return checks
     from allstep.tensorflow.other_networks import MOVING, Reseed
 
-    weights = [variable.path for variable in network.trainable_variables]
-    return Reseed(network), TrialCheck(vars(network)[TRIAL], weights, averaged=MOVING, puts_back=False), *checks
+    return Reseed(network), TrialCheck(vars(network)[TRIAL], averaged=MOVING, puts_back=False), *checks
 
 
 def build_model(

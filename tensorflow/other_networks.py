@@ -166,12 +166,12 @@ def _tried(
         passed(inputs, training=False)
         return float(losses_of_layers(network, tf.constant(inputs)))
 
-    def gradients(factor: float) -> list[np.ndarray | None]:
+    def gradients(samples: np.ndarray, factor: float) -> list[np.ndarray | None]:
         before.restore()
         devices = tf.distribute.get_strategy().experimental_local_results
         weights = [devices(variable.value)[0] for variable in network.trainable_variables]
         with tf.GradientTape() as tape:
-            outputs = tf.reshape(tf.cast(passed(samples), tf.float32), [-1])
+            outputs = tf.reshape(tf.cast(passed(samples), tf.float32)[1::2], [-1])  # of those that are the same
             loss = tf.reduce_mean(outputs * (1 - 2 * (np.arange(len(outputs)) % 2))) * factor
         dense = [None if one is None else tf.convert_to_tensor(one) for one in tape.gradient(loss, weights)]
         # Norm and sum are few numbers of large weights.
@@ -194,7 +194,7 @@ def _tried(
         parts, whole = added(samples[:1]) + added(samples[1:]), added(samples)
         differs = not before.has_drawn() and not np.isclose(parts, whole, rtol=1e-3, equal_nan=True)
         couples = state.couples or differs
-        bends = is_bent(gradients(1.0), gradients(2.0))
+        bends = is_bent(gradients(samples, 1.0), gradients(variants[1], 2.0), times=2)
         state = dataclasses.replace(state, couples=couples, bends=bends)
     before.restore()
     for norm in norms:

@@ -33,7 +33,9 @@ class PassState:
     repeated: frozenset[str] = frozenset()
     """Names of what changes alike in each pass, whatever its samples are."""
     sampled: tuple[str, ...] = ()
-    """Names of what depends on the samples or on random numbers, without running statistics."""
+    """Names of what depends on the samples or on random numbers of each pass, without running statistics."""
+    started: tuple[str, ...] = ()
+    """Names of what depends on the samples of the first pass alone."""
     forgotten: tuple[str, ...] = ()
     """Names of what checkpoints lack."""
     remembers: bool = False
@@ -41,7 +43,7 @@ class PassState:
     couples: bool = False
     """Whether outputs of a sample, or losses of layers, depend on the other samples otherwise than by batch norm."""
     bends: bool = False
-    """Whether gradients of twice the loss are other than twice the gradients, as with hooks that clamp them."""
+    """Whether gradients do not add up over parts of a batch, as with hooks that clamp them."""
     hooked: str | None = None
     """Name of a weight whose gradient the user's hooks see or change."""
     ends_in_softmax: bool = False
@@ -87,7 +89,7 @@ def try_passes(
     """
     outputs = run(0, 0)
     changes = before.changes()
-    changed, sampled, couples = changes - averaged(), set[str](), False
+    changed, sampled, each, couples = changes - averaged(), set[str](), set[str](), False
     if changed or may_couple:
         after = before.next(changes)
         before.restore()
@@ -97,11 +99,16 @@ def try_passes(
         if may_couple and not couples:
             before.restore()
             alike = run(2, 0)
+            sampled |= after.changes() - averaged()
             couples = not _same(outputs, alike, slice(-1, None))
             # A generator of the network's own is a change: put back, it draws the same for another seed.
             if not (couples or changed or _has_equal_rows(alike)):
                 before.restore()
                 couples = _same(alike, run(2, 1), slice(None))  # other random numbers would make them differ
+    if sampled:
+        again = before.next(before.changes())
+        run(0, 0)
+        each = again.changes() & sampled
     repeated, lacking, remembers = changed - sampled, forgotten(changed | sampled), False
     if lacking:
         before.restore(without=lacking)
@@ -110,7 +117,8 @@ def try_passes(
         sampled -= lacking
     return outputs, PassState(
         repeated=frozenset(repeated),
-        sampled=tuple(sorted(sampled)),
+        sampled=tuple(sorted(each & sampled)),
+        started=tuple(sorted(sampled - each)),
         forgotten=tuple(sorted(lacking)),
         remembers=remembers,
         couples=couples,
@@ -135,11 +143,15 @@ def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.
     return samples, others, alike
 
 
-def is_bent(gradients: Sequence[Any], of_twice: Sequence[Any]) -> bool:
-    """Return whether the gradients of twice a loss are not twice those of the loss; None stands for no gradient."""
+def is_bent(gradients: Sequence[Any], others: Sequence[Any], *, times: float) -> bool:
+    """Return whether gradients are other than that many times the first ones; None stands for no gradient."""
+    # A bias that has no effect has rounding errors as its gradient.
+    rounding = 1e-5 * max((float(np.abs(one).max(initial=0)) for one in gradients if one is not None), default=0)
     return any(
-        not np.allclose(2 * one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max(initial=0), equal_nan=True)
-        for one, other in zip(gradients, of_twice, strict=True)
+        not np.allclose(
+            times * one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max(initial=0) + rounding, equal_nan=True
+        )
+        for one, other in zip(gradients, others, strict=True)
         if one is not None and other is not None
     )
 
@@ -173,15 +185,14 @@ def _has_equal_rows(outputs: Any) -> bool:
 class TrialCheck(Hook):
     """Hook that refuses runs in which such a network would be trained otherwise than in one process."""
 
-    def __init__(self, state: PassState, weights: Collection[str], *, averaged: str, puts_back: bool) -> None:
+    def __init__(self, state: PassState, *, averaged: str, puts_back: bool) -> None:
         """Take the result of a trial.
 
         Args:
-            weights: names of the weights that the optimizer changes.
             averaged: beginning of the names of state that is averaged over ranks.
             puts_back: whether each pass of a step begins with the state of the first.
         """
-        self._state, self._weights, self._averaged, self._puts_back = state, weights, averaged, puts_back
+        self._state, self._averaged, self._puts_back = state, averaged, puts_back
 
     def on_start(self, session: TrainingRun) -> None:
         """Check passes and resuming.
@@ -211,17 +222,16 @@ class TrialCheck(Hook):
 
     def _check_parts(self, model: str, *, is_first: bool) -> None:
         for name in self._state.sampled:
-            if name not in self._weights:
-                raise UserError(
-                    f"--model {model} changes {name} by the samples of each pass, of which each rank or pass would see "
-                    "a part; train in one process without --accumulate-steps and --slices, or give it a name that "
-                    f"begins with {self._averaged} if its mean over ranks will do"
-                )
-            if is_first:
-                raise UserError(
-                    f"--model {model} sets {name} from its first samples, of which each rank or pass would see a part; "
-                    "begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
-                )
+            raise UserError(
+                f"--model {model} changes {name} by the samples of each pass, of which each rank or pass would see a "
+                "part; train in one process without --accumulate-steps and --slices, or, if its mean over ranks will "
+                f"do, make it a buffer whose name begins with {self._averaged}"
+            )
+        for name in self._state.started if is_first else ():
+            raise UserError(
+                f"--model {model} sets {name} from its first samples, of which each rank or pass would see a part; "
+                "begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
+            )
         if self._state.couples:
             raise UserError(
                 f"--model {model} computes the samples of a pass together, of which each rank or pass would have a "
@@ -230,9 +240,9 @@ class TrialCheck(Hook):
             )
         if self._state.bends:
             raise UserError(
-                f"--model {model} changes gradients by their size, as hooks do that clamp or normalise them, and each "
-                "rank or pass would have those of its part; train in one process without --accumulate-steps and "
-                "--slices, or give --clip-norm"
+                f"--model {model} changes gradients by their size, as hooks do that clamp or normalise them, or by the "
+                "other samples, as scale_grad_by_freq does, of which each rank or pass would have a part; train in one "
+                "process without --accumulate-steps and --slices, or give --clip-norm"
             )
 
     def _tell(self, model: str, task: str, parts: int) -> None:

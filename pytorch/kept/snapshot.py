@@ -16,7 +16,7 @@ from allstep.pytorch.kept.extra_state import encode
 from allstep.pytorch.kept.network_state import is_lazy
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (list, dict, set, deque)
+_CONTAINERS = (list, tuple, dict, set, deque)
 _OURS, _EXTRA = "allstep_", "_extra_state"
 
 
@@ -126,24 +126,31 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _KEPT = (*_PLAIN, *_CONTAINERS, torch.Tensor, np.ndarray, *_GENERATORS)
 _OF_TORCH = {"training", "_flat_weights", *vars(nn.Module())}
+_MAX_DEPTH = 3
+"""Levels of containers in containers that are looked into, as the state of an LSTM is a pair of tensors in a list."""
 
 
-def _copy(value: Any) -> tuple[Any, Any]:
-    """Return a value of an attribute, and what it holds now."""
+def _copy(value: Any, depth: int = 0) -> tuple[Any, Any]:
+    """Return a value of an attribute, and what it holds now; None of what is not looked into."""
     if isinstance(value, torch.Tensor):
-        return value, value.detach().clone() if value.layout == torch.strided else None
+        is_kept = value.layout == torch.strided and not (depth and isinstance(value, nn.Parameter))
+        return value, value.detach().clone() if is_kept else None
     if isinstance(value, torch.Generator):
         return value, value.get_state()
-    if isinstance(value, (*_CONTAINERS, np.ndarray)):
+    if isinstance(value, (set, np.ndarray)):
         return value, copy.copy(value)
-    return value, copy.deepcopy(value)
+    if isinstance(value, _CONTAINERS):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return value, {k: _copy(one, depth + 1) for k, one in items} if depth < _MAX_DEPTH else None
+    return value, copy.deepcopy(value) if isinstance(value, _KEPT) else None
 
 
 def _put_back(kept: tuple[Any, Any]) -> Any:
     value, content = kept
+    if content is None:
+        return value
     if isinstance(value, torch.Tensor):
-        if value.layout == torch.strided:
-            value.data.copy_(content)
+        value.data.copy_(content)
     elif isinstance(value, torch.Generator):
         value.set_state(content)
     elif isinstance(value, random.Random):
@@ -155,15 +162,23 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
     elif isinstance(value, np.ndarray):
         value[...] = content
     elif isinstance(value, (list, deque, set, dict)):
+        items = content if isinstance(value, set) else {key: _put_back(one) for key, one in content.items()}
         value.clear()
-        (value.extend if isinstance(value, (list, deque)) else value.update)(content)
+        (value.extend if isinstance(value, (list, deque)) else value.update)(
+            items.values() if isinstance(value, (list, deque)) else items
+        )
+    elif isinstance(value, tuple):
+        for one in content.values():
+            _put_back(one)
     return value
 
 
 def _is_same(kept: tuple[Any, Any], value: Any) -> bool:
     before, content = kept
+    if content is None:
+        return type(before) is type(value)
     if isinstance(value, torch.Tensor):
-        return content is None or (isinstance(before, torch.Tensor) and _equal(value, content))
+        return isinstance(before, torch.Tensor) and _equal(value, content)
     if isinstance(value, torch.Generator):
         return before is value and torch.equal(value.get_state(), content)
     if isinstance(value, random.Random):
@@ -173,17 +188,20 @@ def _is_same(kept: tuple[Any, Any], value: Any) -> bool:
     if isinstance(value, np.random.RandomState):
         return before is value and str(value.get_state(legacy=False)) == str(content.get_state(legacy=False))
     if isinstance(value, np.ndarray):
-        return isinstance(content, np.ndarray) and value.tobytes() == content.tobytes()
+        return isinstance(before, np.ndarray) and value.tobytes() == content.tobytes()
+    if type(before) is not type(value):
+        return False
+    if isinstance(value, set):
+        return _items(value) == _items(content)
     if isinstance(value, _CONTAINERS):
-        return type(value) is type(content) and len(value) == len(content) and _items(value) == _items(content)
-    return type(value) is type(content) and (value == content or value != value)
+        items = dict(value.items() if isinstance(value, dict) else enumerate(value))
+        return items.keys() == content.keys() and all(_is_same(content[key], one) for key, one in items.items())
+    return value == content or value != value
 
 
-def _items(values: Any) -> list[Any]:
-    """Return the items of a container, those that are not plain by their types."""
-    pairs = values.items() if isinstance(values, dict) else ((None, one) for one in values)
-    items = [(key, one if isinstance(one, _PLAIN) else type(one)) for key, one in pairs]
-    return sorted(items, key=repr) if isinstance(values, set) else items
+def _items(values: set[Any]) -> list[Any]:
+    """Return the items of a set, those that are not plain by their types."""
+    return sorted((one if isinstance(one, _PLAIN) else type(one) for one in values), key=repr)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -146,7 +146,7 @@ def test_outputs_that_are_not_known_are_refused_before_training(wrap):
 def test_a_softmax_is_told(ends_in_softmax, capsys):
     end = (lambda _, logits: logits.softmax(-1)) if ends_in_softmax else (lambda _, logits: logits)
     network = build_other("a program", SMALL, 0, Returns(end))
-    check = TrialCheck(pass_state(network), [], averaged=RUNNING, puts_back=True)
+    check = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
     config = SimpleNamespace(model="a program", parallel=SimpleNamespace(num_slices=None, accumulate_steps=1))
     dataset, progress = SimpleNamespace(task="classification"), SimpleNamespace(step=0)
     strategy = SimpleNamespace(num_local_devices=1)

@@ -13,9 +13,11 @@ from jobs import HOROVODRUN_GLOO
 from ranks import BIN, REPOSITORY, full, run
 from stranger_networks import (
     BATCH,
+    EPOCHS,
     NETWORKS,
     RATE,
     REFUSED_BY_FSDP,
+    SIZE,
     Base,
     X,
     Y,
@@ -263,6 +265,43 @@ class Clamped(Base):
         return hidden
 
 
+class Halved(Base):
+    """A network that changes gradients after they were added to those of the passes before."""
+
+    def more(self) -> None:
+        self.b.weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", weight.grad / 2))
+
+
+class Frequent(Base):
+    """Vectors whose gradients are divided by how often the samples of a pass take them."""
+
+    def more(self) -> None:
+        self.vectors = nn.Embedding(6, 6, scale_grad_by_freq=True)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.vectors(hidden.argmax(1))
+
+
+class Limited(Frequent):
+    """Vectors that a pass shortens if a sample takes them."""
+
+    def more(self) -> None:
+        self.vectors = nn.Embedding(6, 6, max_norm=0.5)
+
+
+class Remembers(Base):
+    """A pair of tensors from the samples before, as a recurrent network keeps its state."""
+
+    def more(self) -> None:
+        self.memory = [(torch.zeros(6), torch.ones(6))]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        mean, scale = self.memory[0]
+        if self.training:
+            self.memory[0] = hidden.detach().mean(0), hidden.detach().abs().amax(0)
+        return hidden * scale - mean
+
+
 @pytest.mark.parametrize(
     ("build", "passes", "line"),
     [
@@ -287,12 +326,48 @@ def test_what_is_told(build, passes, line, capfd):
         (Series, 2, "computes the samples of a pass together"),
         (Experts, 2, "computes the samples of a pass together"),
         (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
+        (Halved, 2, "changes gradients by their size"),
+        (Frequent, 2, "or by the other samples, as scale_grad_by_freq does"),
+        (Limited, 2, "changes vectors.weight by the samples of each pass, of which each rank or pass"),
+        (Remembers, 2, "changes memory by the samples of each pass, of which each rank or pass"),
+        (Remembers, 1, "computes with memory, which it changes in training and checkpoints lack: a"),
         (Forgetful, 1, "computes with calls, which it changes in training and checkpoints lack: a"),
     ],
 )
 def test_what_is_refused(build, passes, line, tmp_path):
     with pytest.raises(UserError, match=line):
         train_twice(build, tmp_path, optimizer="sgd", accumulate_steps=passes)
+
+
+class Overwrites(Base):
+    """A network that changes its inputs in place."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.mul_(2))
+
+
+def attention() -> nn.Module:
+    """Return a network with biases that have no effect, whose gradients are rounding errors."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 6), layer, nn.Flatten(), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "passes"), [(Frequent, 1), (Halved, 1), (Remembers, 1), (Overwrites, 2), (attention, 2)]
+)
+def test_trained_as_in_torch(build, passes):
+    found = build()
+    flags = {"epochs": EPOCHS, "base_lr": RATE, "global_batch_size": BATCH, "weight_decay": 0.0}
+    Session(found, (X, Y), (X, Y), accumulate_steps=passes, **flags).fit()
+    assert_same_state(found, expected(build(), "sgd"))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
+def test_a_script_is_validated():
+    """Its outputs may require gradients where torch computes none."""
+    network = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+    assert Session(network, (X, Y), (X, Y), epochs=2, global_batch_size=SIZE).fit()[-1]["validation_loss"] > 0
 
 
 class Draws(Base):
