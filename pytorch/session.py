@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from allstep.common.api.session import BaseSession, flags_of_optimizer
+from allstep.common.base.errors import UserError, quote
 from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.pytorch import strategies
 from allstep.pytorch.train import session
@@ -28,7 +29,20 @@ _NAMES = {
 
 
 def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the flags that tell what an optimizer of torch does, as far as the run looks at them."""
+    """Return the flags that tell what an optimizer of torch does, as far as the run looks at them.
+
+    Raises UserError if it is none, or has a scheduler: learning rates are the run's.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"expected a name of --optimizer or a torch.optim.Optimizer as the optimizer, received {quote(optimizer)}; "
+            "give one"
+        )
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise UserError(
+            f"expected {type(optimizer).__name__} without a scheduler, whose learning rates the run would replace; "
+            "leave the scheduler out, and give lr_decay and warmup_epochs"
+        )
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return flags_of_optimizer(_NAMES.get(type(optimizer), OWN_OPTIMIZER), rates, optimizer.defaults.get)
 

@@ -98,6 +98,7 @@ class OwnState:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         weights, options = [parameter.detach().clone() for parameter in parameters], _options(optimizer)
         attributes = {name: value for name, value in vars(optimizer).items() if isinstance(value, Number)}
+        known = [set(group) for group in optimizer.param_groups]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         try:
@@ -120,9 +121,13 @@ class OwnState:
                     continue
                 if value is not None and not isinstance(value, (bool, int, float)):
                     raise self._refused(f"remembers {slot} as {getattr(value, 'dtype', type(value).__name__)}")
+        if any("lr" in changed for changed in self._group_like):
+            raise self._refused("changes its learning rate, which is the run's (lr_decay, warmup_epochs)")
         optimizer.state.clear()
-        for group, before in zip(optimizer.param_groups, options, strict=True):
+        for group, before, names in zip(optimizer.param_groups, options, known, strict=True):
             group.update(before)
+            for name in group.keys() - names:  # such as a count of steps that begins with the first one
+                del group[name]
         with torch.no_grad():
             for parameter, before in zip(parameters, weights, strict=True):
                 parameter.copy_(before)
@@ -142,7 +147,7 @@ class OwnState:
                     yield f"optimizer/{name}/{slot}", array_shape(_as_tensor(like), optional=True)
         for number, options in enumerate(self._group_like):
             for option, value in options.items():
-                yield f"optimizer/{_GROUP}{number}/{option}", array_shape(_as_tensor(value))
+                yield f"optimizer/{_GROUP}{number}/{option}", array_shape(_as_tensor(value), optional=True)
 
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in named:
@@ -150,7 +155,7 @@ class OwnState:
                 if value is not None:
                     yield f"optimizer/{name}/{slot}", _as_tensor(value)
         for number, options in enumerate(self._group_like):
-            for option in options:
+            for option in options.keys() & self._optimizer.param_groups[number].keys():
                 value = self._optimizer.param_groups[number][option]
                 yield f"optimizer/{_GROUP}{number}/{option}", _as_tensor(value)
 

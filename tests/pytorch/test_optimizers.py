@@ -13,6 +13,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.pytorch.optimizers import build_optimizer, with_whole_norms, without_fused_kernels
 from allstep.pytorch.optimizers.state import OwnState
+from allstep.pytorch.session import flags_of
 
 NUM_STEPS = 50
 
@@ -151,3 +152,48 @@ class Wrapper(torch.optim.Optimizer):
 def test_optimizers_with_a_state_that_checkpoints_would_lack_are_refused(build, name):
     with pytest.raises(UserError, match=f"received {build.__name__}, which remembers {name} outside of its state"):
         OwnState(build([torch.nn.Parameter(torch.ones(2))]))
+
+
+class Counting(torch.optim.SGD):
+    """Optimizer whose groups count steps from the first one on, as several of timm's do."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for weight in group["params"]:
+                weight.sub_(weight.grad / group["step"])
+
+
+def test_a_count_of_steps_begins_with_the_first_one():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = Counting([weight], lr=0.1)
+    state = OwnState(optimizer)
+    assert not list(state.export([("w", weight)], 0))
+    for _ in range(2):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((2,), -0.5))
+    kept = {name: one.numpy() for name, one in state.export([("w", weight)], 2)}
+    other = Counting([weight], lr=0.1)
+    OwnState(other).load([("w", weight)], kept, 2, lambda array, _: torch.from_numpy(array))
+    assert other.param_groups[0]["step"] == 2
+
+
+class Decaying(torch.optim.SGD):
+    """Optimizer that lowers its learning rate by itself."""
+
+    def step(self, closure: None = None) -> None:
+        super().step()
+        self.param_groups[0]["lr"] *= 0.9
+
+
+def test_learning_rates_are_those_of_the_run():
+    with pytest.raises(UserError, match="received Decaying, which changes its learning rate, which is the run's"):
+        OwnState(Decaying([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UserError, match="expected SGD without a scheduler, whose learning rates the run would replace"):
+        flags_of(optimizer)
+    with pytest.raises(UserError, match=r"expected a name of --optimizer or a torch.optim.Optimizer .*, received \[\]"):
+        flags_of([])

@@ -353,6 +353,14 @@ def attention() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 6), layer, nn.Flatten(), nn.Linear(12, 3))
 
 
+class Brain(Base):
+    """A network that computes in bfloat16 by itself."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(inputs)
+
+
 @pytest.mark.parametrize(
     ("build", "passes"), [(Frequent, 1), (Halved, 1), (Remembers, 1), (Overwrites, 2), (attention, 2)]
 )
@@ -361,6 +369,11 @@ def test_trained_as_in_torch(build, passes):
     flags = {"epochs": EPOCHS, "base_lr": RATE, "global_batch_size": BATCH, "weight_decay": 0.0}
     Session(found, (X, Y), (X, Y), accumulate_steps=passes, **flags).fit()
     assert_same_state(found, expected(build(), "sgd"))
+
+
+def test_rounding_errors_are_no_change_of_gradients():
+    network = build_other("a program", SMALL, 0, Brain())
+    assert not pass_state(network).bends and not pass_state(network).couples
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
