@@ -210,10 +210,11 @@ class _Snapshot:
     def __init__(self, network: keras.Model, *, unchanged: Mapping[str, np.ndarray] = {}) -> None:
         self._network = network
         raw = {
-            f"{getattr(layer, 'path', layer.name)}/{name}": value
+            f"{getattr(layer, 'path', layer.name)}/{name}{number or ''}": one
             for layer in layers_of(network)
             for name, value in vars(layer).items()
-            if isinstance(value, tf.Variable)
+            for number, one in enumerate(value if isinstance(value, (list, tuple)) else [value])
+            if isinstance(one, tf.Variable)
         }
         variables = {variable.path: variable.value for variable in network.variables}
         known = {id(value) for value in variables.values()}

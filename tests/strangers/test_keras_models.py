@@ -128,14 +128,16 @@ def centred_by_operations():
 class Forgetful(layers.Layer):
     """A variable of TensorFlow, which Keras does not know."""
 
-    def __init__(self):
+    def __init__(self, in_list=False):
         super().__init__()
-        self.calls = tf.Variable(0.0, trainable=False)
+        calls = tf.Variable(0.0, trainable=False)
+        self.calls = [calls] if in_list else calls
 
     def call(self, inputs, training=False):
+        calls = self.calls[0] if isinstance(self.calls, list) else self.calls
         if training:
-            self.calls.assign_add(1.0)
-        return inputs * (1 + 0.1 * self.calls)
+            calls.assign_add(1.0)
+        return inputs * (1 + 0.1 * calls)
 
 
 def adapted(samples):
@@ -302,12 +304,13 @@ def test_refused_before_the_first_step(name):
         trained(samples, build, **flags)
 
 
-def test_what_checkpoints_lack_is_told_and_no_run_resumes_without_it(tmp_path, capsys):
+@pytest.mark.parametrize("in_list", [True, False])
+def test_what_checkpoints_lack_is_told_and_no_run_resumes_without_it(in_list, tmp_path, capsys):
     flags = {"output_dir": str(tmp_path)}
-    trained(VECTORS, lambda: stacked(VECTORS, Forgetful()), epochs=1, **flags)
+    trained(VECTORS, lambda: stacked(VECTORS, Forgetful(in_list)), epochs=1, **flags)
     assert "calls in training, which checkpoints lack, so that --resume will be refused" in capsys.readouterr().err
     with pytest.raises(UserError, match="computes with .*calls, which it changes in training and checkpoints lack"):
-        trained(VECTORS, lambda: stacked(VECTORS, Forgetful()), epochs=2, resume="latest", **flags)
+        trained(VECTORS, lambda: stacked(VECTORS, Forgetful(in_list)), epochs=2, resume="latest", **flags)
 
 
 def without_decay_of_biases():
