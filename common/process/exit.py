@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from allstep.common.base.errors import Fault, UserError, summary
+from allstep.common.base.errors import Fault, UserError, quote, summary
 from allstep.common.base.terminal import print_line
 from allstep.common.files.disk import NO_ROOM
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
@@ -83,10 +83,18 @@ def _call(main: Callable[[], None]) -> None:
             raise UserError(line) from None
         raise
     except OSError as error:
-        if error.errno in (*NO_ROOM, errno.EMFILE):
-            where = f"{error.filename}: " if error.filename else ""
-            raise UserError(f"{where}{error.strerror}; make room, or raise the limit (ulimit -a)") from error
+        advice = {
+            errno.ENAMETOOLONG: "give a shorter one",
+            errno.EMFILE: _MAKE_ROOM,
+            **dict.fromkeys(NO_ROOM, _MAKE_ROOM),
+        }
+        if error.errno in advice:
+            where = f"{quote(error.filename)}: " if error.filename else ""
+            raise UserError(f"{where}{error.strerror}; {advice[error.errno]}") from error
         raise
+
+
+_MAKE_ROOM = "make room, or raise the limit (ulimit -a)"
 
 
 def _lost_folder() -> str | None:

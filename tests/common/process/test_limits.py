@@ -20,6 +20,11 @@ def test_a_limit_of_the_machine_is_a_line(number):
         _call(fails)
 
 
+def test_a_name_that_is_too_long_is_a_line():
+    with pytest.raises(UserError, match=r"^x+\.\.\. .5000 characters.: File name too long; give a shorter one"):
+        _call(lambda: os.stat("x" * 5000) and None)
+
+
 def test_other_errors_stay_what_they_are():
     def fails() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
