@@ -13,8 +13,6 @@ import pytest
 import yaml
 from ranks import Result, events, full, last, launch, run, train
 
-pytestmark = pytest.mark.cold
-
 FRAMEWORKS = ["pytorch", "tensorflow"]
 EPOCH_LINE = re.compile(
     r"Epoch = [ \d]\d: Cumulative Time = \d+\.\d{3}, Epoch Time = \d+\.\d{3}, Images/sec = \d+\.\d, "
@@ -34,6 +32,7 @@ def on_digits(tmp_path_factory):
     return trained
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("framework", "launcher"),
     [
@@ -125,6 +124,7 @@ def test_bf16_learns_as_well(framework, on_digits, tmp_path):
     assert last(bf16, "epoch")["validation_accuracy"] >= 0.97
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_imports_only_what_it_uses(framework):
     unwanted = {
@@ -141,6 +141,7 @@ def test_imports_only_what_it_uses(framework):
     assert "unwanted: set()" in result.stdout, result.output
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_help_imports_no_framework(framework):
     result = run("python", "-X", "importtime", f"{framework}/train.py", "--help")
@@ -149,6 +150,7 @@ def test_help_imports_no_framework(framework):
     assert not imported & {"torch", "tensorflow", "keras", "horovod", "sklearn"}
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("module", ["allstep.pytorch.train", full("allstep.tensorflow.train")])
 def test_runs_as_module(module):
     assert launch("alone", 1, "-m", module, "--epochs", "1").returncode == 0
