@@ -46,12 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the servers of forks, and import Triton before TensorFlow, since the other order crashes it."""
-    is_worker = hasattr(config, "workerinput")
-    if config.option.collectonly:
-        return
-    if not is_worker:
+    is_worker, only_collects = hasattr(config, "workerinput"), config.option.collectonly
+    if not is_worker and not only_collects:
         warm_start.start()
-    if is_worker or not config.getoption("numprocesses", None):
+    if is_worker or only_collects or not config.getoption("numprocesses", None):
         import torch._dynamo  # noqa: F401
 
 
