@@ -162,7 +162,7 @@ def _become_client(folder, framework, words, others):
     }
     data = marshal.dumps(request)
     ranks = [os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "RANK") if name in os.environ]
-    number = int(ranks[0]) % NUM_SERVERS if ranks and ranks[0].isdigit() else 0
+    number = int(ranks[0][-1]) % NUM_SERVERS if ranks and ranks[0].isdecimal() else 0
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"{folder}/{framework}{number}")
     kept = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGCONT}

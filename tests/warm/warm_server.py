@@ -233,6 +233,8 @@ def _prepare(request, files):
     if request["unbuffered"]:
         sys.stdout, sys.stderr = (_unbuffered(stream) for stream in (sys.stdout, sys.stderr))
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # _IONBF, as Python does with -u
     else:
         sys.stdout.reconfigure(line_buffering=os.isatty(1))
     sys.executable = request["executable"]
