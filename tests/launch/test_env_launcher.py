@@ -11,8 +11,6 @@ import pytest
 from jobs import losses
 from ranks import BIN, REPOSITORY, Result, events, free_port, full, last, run
 
-pytestmark = pytest.mark.cold
-
 FLAGS = ("--epochs", "1", "--global-batch-size", "32")
 PYTORCH = (REPOSITORY / "pytorch" / "train.py", *FLAGS)
 TENSORFLOW = (REPOSITORY / "tensorflow" / "train.py", *FLAGS)
@@ -35,6 +33,7 @@ def reference(tmp_path_factory) -> list[dict]:
     return events(output_dir)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("trainer", "strategy"),
     [(PYTORCH, "ddp"), full(PYTORCH, "fsdp"), (TENSORFLOW, "multi-worker-mirrored")],

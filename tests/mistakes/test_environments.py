@@ -8,8 +8,6 @@ import pytest
 from mistake import PYTORCH, TENSORFLOW, Mistake, check
 from ranks import full
 
-pytestmark = pytest.mark.cold
-
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 BY_HAND = {**MASTER, "RANK": "0", "WORLD_SIZE": "2"}
 TORCHRUN = {

@@ -16,8 +16,6 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.config.train_config import ScheduleConfig, TrainConfig
 from allstep.common.data import datasets
 
-pytestmark = pytest.mark.cold
-
 MODULE = ("python", "-m", "allstep.commands.compare.synthetic")
 TINY = ("--num-warmup-batches", "2", "--num-batches-per-iter", "2", "--num-iters", "3")
 SMALL = ("--synthetic-shape", "12", "12", "1", "--synthetic-classes", "10")
@@ -84,6 +82,7 @@ def test_a_mistake_in_a_flag_of_ours_is_one_line_of_one_rank(flag, value):
     assert f"expected {flag}" in line and value in line and "usage" not in result.output
 
 
+@pytest.mark.cold
 def test_help_names_our_flags_and_imports_no_framework():
     result = run("python", "-X", "importtime", "-m", "allstep.commands.compare.synthetic", "--help")
     assert result.returncode == 0 and "--num-batches-per-iter" in result.stdout
