@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import pytest
 from ranks import REPOSITORY, full, launch
 
-pytestmark = pytest.mark.cold
-
 # These unpickle data, or execute it.
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 FUNCTIONS = {"torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec", "os.system", "os.popen"}

@@ -1,4 +1,4 @@
-"""Network for --model in which PLANTED="STEP RANK LAYER" flips a bit of one gradient."""
+"""Network for --model in which ALLSTEP_PLANTED="STEP RANK LAYER" flips a bit of one gradient."""
 
 import os
 
@@ -10,7 +10,7 @@ def build(shape, classes):
     network = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, classes)
     )
-    step, rank, layer = map(int, os.environ.get("PLANTED", "0 0 1").split())
+    step, rank, layer = map(int, os.environ.get("ALLSTEP_PLANTED", "0 0 1").split())
     if rank == int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)):
         calls = []
 
