@@ -29,7 +29,7 @@ from contextlib import suppress
 from warm_client import NUM_SERVERS, TRAINERS, circumstances, import_next_sitecustomize
 
 _MODULES = {
-    "pytorch": ("torch", "torch.distributed.run", "horovod.torch"),
+    "pytorch": ("torch", "torch.distributed.run", "torch._dynamo", "torch.distributed.fsdp", "horovod.torch"),
     "tensorflow": ("tensorflow", "keras", "horovod.tensorflow.keras"),
 }
 _PARTS = (
