@@ -25,7 +25,7 @@ FROZEN = "frozen "
 TENSOR_PARALLEL = "tensor parallel"
 """Operation of a wrapper by which ranks share the work on the same samples."""
 APPLIED = "applied"
-"""What an optimizer has done to gradients that steps."""
+"""Kind of an early change: an optimizer has applied gradients in a step of its own."""
 AVERAGES_WEIGHTS = "weights"
 """Operation of a wrapper that averages weights, not gradients."""
 
@@ -253,7 +253,7 @@ class EarlyChange(Record):
     """Gradients were changed or applied while Horovod still averaged them."""
 
     what: str
-    """What was done to the gradients: changed, clipped, unscaled, or APPLIED."""
+    """Change of the gradients: changed, clipped, unscaled, or APPLIED."""
     step: int
     line: str
 
