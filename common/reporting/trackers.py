@@ -53,7 +53,7 @@ class MLflow(Reporter):
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested mappings: the item `python` of the field `versions` becomes `versions.python`."""
+    """Flatten nested mappings: the item `b` of the field `a` becomes `a.b`."""
     flat: dict[str, Any] = {}
     for name, value in fields.items():
         inner = value.items() if isinstance(value, Mapping) else ()
