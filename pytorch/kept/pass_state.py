@@ -22,6 +22,8 @@ RUNNING = "running_"
 """Beginning of the names of buffers that ranks average."""
 _MOVED = 0.001
 _COUNT = "num_batches_tracked"
+_FACTORS = (1, 2)
+"""Factors of the losses of two passes, whose gradients add up; they have the same rounding errors in any type."""
 
 
 def pass_state(network: nn.Module) -> PassState:
@@ -50,14 +52,20 @@ def note_pass_state(
     """
     if before.is_whole and _may_copy_weights(network):
         before = _move_weights(network)
-    first = []
+    first, gradients = list[Any](), list[list[Any]]()
+    has_hooks = before.is_whole and any(map(_has_hooks, network.modules()))
 
     def run(number: int, seed: int) -> Any:
-        with seeded(seed), nullcontext() if first else observer:
+        is_compared = before.is_whole and in_parts and number == len(gradients) < len(_FACTORS)
+        has_gradients = has_hooks or is_compared
+        with seeded(seed), torch.set_grad_enabled(has_gradients), nullcontext() if first else observer:
             torch.manual_seed(seed)  # of GPUs as well
             outputs = network(variants[number].clone())  # some change it
         first.append(outputs)
         logits = _logits(outputs)
+        found = _gradients(network, logits, _FACTORS[number] if is_compared else 1) if has_gradients else []
+        if is_compared:
+            gradients.append(found)
         return None if logits is None else logits.numpy(force=True)
 
     def averaged() -> set[str]:
@@ -74,15 +82,15 @@ def note_pass_state(
         forgotten=lambda names: _forgotten(network, names),
         may_couple=may_couple,
     )
-    bends = in_parts and before.is_whole and _bends(network, before, variants)
+    if len(gradients) == 1:
+        before.restore()
+        run(1, 0)
     for norm in norms:
         norm.train()
-    hooked = (
-        name
-        for name, one in network.named_parameters()
-        if one._backward_hooks or getattr(one, "_post_accumulate_grad_hooks", None)
-    )
-    vars(network)[TRIAL] = replace(state, hooked=next(hooked, None), bends=bends)
+    network.zero_grad()
+    hooked = next((name for name, one in network.named_parameters() if _is_hooked(one)), None)
+    bends = bool(gradients) and is_bent(*gradients, times=sum(_FACTORS))
+    vars(network)[TRIAL] = replace(state, hooked=hooked, bends=bends)
     return first[0]
 
 
@@ -91,26 +99,29 @@ def _logits(outputs: Any) -> torch.Tensor | None:
     return logits.float() if isinstance(logits, torch.Tensor) else None
 
 
-def _bends(network: nn.Module, before: Snapshot, variants: Sequence[torch.Tensor]) -> bool:
-    """Return whether gradients of a loss of some samples depend on its size, on the other samples, or on those before.
+@torch.enable_grad()
+def _gradients(network: nn.Module, logits: torch.Tensor | None, factor: int) -> list[np.ndarray | None]:
+    """Add the gradients of a loss of every second sample to those that are there, and return what they are now.
 
-    Twice the gradients, which have the same rounding errors in any type, are added to those of the loss.
+    They tell whether gradients depend on the size of the loss, on the other samples, or on the gradients before.
     """
-    found = []
-    network.zero_grad()
-    for samples, factor in zip(variants, (1, 2), strict=False):
-        before.restore()
-        with torch.enable_grad(), seeded():
-            torch.manual_seed(0)
-            logits = _logits(network(samples.clone()))
-            if logits is None or not logits.requires_grad or logits.ndim == 0:
-                return False
-            logits = logits[1::2].flatten()  # of the samples that are the same
-            signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
-            (logits * signs).mean().mul(factor).backward()
-        found.append([None if one.grad is None else _size(one.grad) for one in network.parameters()])
-    network.zero_grad()
-    return is_bent(*found, times=3)
+    if logits is not None and logits.requires_grad and logits.ndim > 0:
+        logits = logits[1::2].flatten()
+        signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
+        (logits * signs).mean().mul(factor).backward()
+    return [None if one.grad is None else _size(one.grad) for one in network.parameters()]
+
+
+def _is_hooked(parameter: nn.Parameter) -> bool:
+    """Return whether hooks see the gradient of a parameter."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks run in the backward passes of a module, which may change a state."""
+    return bool(
+        module._backward_hooks or module._backward_pre_hooks or any(map(_is_hooked, module.parameters(recurse=False)))
+    )
 
 
 def _size(gradient: torch.Tensor) -> np.ndarray:

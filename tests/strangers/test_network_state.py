@@ -272,6 +272,28 @@ class Halved(Base):
         self.b.weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", weight.grad / 2))
 
 
+class Backward(Base):
+    """A network that counts its backward passes."""
+
+    def more(self) -> None:
+        self.register_buffer("passes", torch.tensor(0))
+        self.b.register_full_backward_hook(self.count)
+
+    def count(self, *_: object) -> None:
+        self.passes += 1
+
+
+class Felt(Base):
+    """A network that remembers the size of a gradient."""
+
+    def more(self) -> None:
+        self.register_buffer("size", torch.tensor(0.0))
+        self.b.register_full_backward_hook(self.feel)
+
+    def feel(self, _module: nn.Module, _inputs: object, outputs: tuple[torch.Tensor]) -> None:
+        self.size.copy_(outputs[0].norm())
+
+
 class Frequent(Base):
     """Vectors whose gradients are divided by how often the samples of a pass take them."""
 
@@ -329,6 +351,7 @@ def test_what_is_told(build, passes, line, capfd):
         (Halved, 2, "changes gradients by their size"),
         (Frequent, 2, "or by the other samples, as scale_grad_by_freq does"),
         (Limited, 2, "changes vectors.weight by the samples of each pass, of which each rank or pass"),
+        (Felt, 2, "changes size by the samples of each pass, of which each rank or pass"),
         (Remembers, 2, "changes memory by the samples of each pass, of which each rank or pass"),
         (Remembers, 1, "computes with memory, which it changes in training and checkpoints lack: a"),
         (Forgetful, 1, "computes with calls, which it changes in training and checkpoints lack: a"),
@@ -362,7 +385,7 @@ class Brain(Base):
 
 
 @pytest.mark.parametrize(
-    ("build", "passes"), [(Frequent, 1), (Halved, 1), (Remembers, 1), (Overwrites, 2), (attention, 2)]
+    ("build", "passes"), [(Frequent, 1), (Halved, 1), (Remembers, 1), (Overwrites, 2), (attention, 2), (Backward, 2)]
 )
 def test_trained_as_in_torch(build, passes):
     found = build()
