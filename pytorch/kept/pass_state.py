@@ -52,6 +52,7 @@ def note_pass_state(
     """
     if before.is_whole and _may_copy_weights(network):
         before = _move_weights(network)
+    network.zero_grad()
     first, gradients = list[Any](), list[list[Any]]()
     has_hooks = before.is_whole and any(map(_has_hooks, network.modules()))
 
