@@ -44,6 +44,8 @@ _NEAR_LOSS = {True: 0.25, False: 0.1}
 _WAIT = "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step()"
 _FIRST_STEPS = 3
 """Number of steps whose losses must agree on such a ratio."""
+_MANY_STEPS = 20
+"""Number of steps whose losses tell a sum from a mean, where samples are drawn anew in each run."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -197,8 +199,12 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     scale = alone[0] if alone and np.ptp(alone) <= _SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
     factor, size = statistics.median(factors) / scale, run.num_ranks
     first = next(run.steps(optimizer))[0]
-    ratios = _loss_ratios(runs, optimizer)
-    share = _nearest_share(ratios, size) if _near(factor, size) else _certain_share(ratios, size, runs, optimizer)
+    if _near(factor, size):
+        ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
+        is_sure = len(ratios) <= 1 or bool(runs.alone and next(runs.alone.steps(optimizer))[0].weights == first.weights)
+        share = _nearest_share(ratios, size, is_sure=is_sure)
+    else:
+        share = _certain_share(_loss_ratios(runs, optimizer), size, runs, optimizer)
     evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
     if share != 1:
         evidence += f", and the loss {share:.3g} times that of one rank"
@@ -262,7 +268,7 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
     return np.array(gradients[0].applied), np.mean(local, axis=0)
 
 
-def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
+def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -> list[float]:
     """Return the ratios of the first steps' losses on several ranks to those on one; empty if they tell nothing.
 
     If one rank trains on the same samples in its first steps, the only ratio is that on these samples. Otherwise a few
@@ -273,9 +279,9 @@ def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
     if (ratio := _ratio_on_same_samples(runs, optimizer)) is not None:
         return [ratio]
     pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
-    losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, _FIRST_STEPS)]
+    losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, max_steps)]
     ratios = [several / one for one, several in losses if one and several is not None]
-    return ratios if len(ratios) == _FIRST_STEPS else []
+    return ratios if len(ratios) >= _FIRST_STEPS else []
 
 
 def _compares_ranks(runs: Runs) -> bool:
@@ -321,10 +327,14 @@ def _rows(rank: Rank, step: Step) -> set[str]:
     return {row for one in calls[-max(1, step.num_passes) :] for row in one.rows}
 
 
-def _nearest_share(ratios: Sequence[float], size: int) -> float:
-    """Return which of 1, 1/N and 1/N**2 the ratios are nearest to, if gradients are sums over N ranks; 1/N is right."""
-    ratio = statistics.mean(ratios) if ratios else 1.0
-    return min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
+def _nearest_share(ratios: Sequence[float], size: int, *, is_sure: bool) -> float:
+    """Return which of 1, 1/N and 1/N**2 the ratios are nearest to, if gradients are sums over N ranks; 1/N is right.
+
+    If the runs began with other weights, which change losses as well, a ratio that is not near 1 tells nothing.
+    """
+    ratio = statistics.median(ratios) if ratios else 1.0
+    share = min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
+    return 1 / size if share == 1 and ratio < 1 - _NEAR_LOSS[False] and not is_sure else share
 
 
 def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+keras.utils.set_random_seed(0)
 strategy = tf.distribute.MirroredStrategy()
 size = strategy.num_replicas_in_sync
 batch_size = 8 * size
