@@ -201,8 +201,7 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     first = next(run.steps(optimizer))[0]
     if _near(factor, size):
         ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
-        is_sure = len(ratios) <= 1 or bool(runs.alone and next(runs.alone.steps(optimizer))[0].weights == first.weights)
-        share = _nearest_share(ratios, size, is_sure=is_sure)
+        share = _nearest_share(ratios, size, is_sure=len(ratios) <= 1 or _begin_alike(runs, optimizer))
     else:
         share = _certain_share(_loss_ratios(runs, optimizer), size, runs, optimizer)
     evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
@@ -345,10 +344,15 @@ def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: in
     """
     if runs.alone is None or not ratios:
         return 1.0
-    alone, together = (next(run.steps(optimizer)) for run in (runs.alone, runs.together))
-    bound = _NEAR_LOSS[alone[0].weights == together[0].weights]
+    bound = _NEAR_LOSS[_begin_alike(runs, optimizer)]
     share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
     return share if all(abs(ratio / share - 1) < abs(ratio - 1) for ratio in ratios) else 1.0
+
+
+def _begin_alike(runs: Runs, optimizer: int) -> bool:
+    """Return whether both runs began with the same weights."""
+    first = [next(run.steps(optimizer))[0] for run in (runs.alone, runs.together) if run]
+    return len(first) > 1 and first[0].weights == first[1].weights
 
 
 def _loss(steps: Sequence[Step]) -> float | None:
