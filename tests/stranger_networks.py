@@ -337,3 +337,22 @@ def assert_same_state(network: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(
             value, wanted[name], rtol=1e-3, atol=1e-4, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+class Forgetful(Base):
+    """A counter of Python's that checkpoints lack, and a generator of its own."""
+
+    def more(self) -> None:
+        self.calls, self.generator, self.seen = 0, torch.Generator().manual_seed(3), list[int]()
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        self.seen.append(self.calls)
+        return hidden * (1 + 0.1 * self.calls) * torch.rand(6, generator=self.generator)
+
+
+class Hooked(Base):
+    """A network that changes a gradient by itself."""
+
+    def more(self) -> None:
+        self.b.weight.register_hook(lambda gradient: gradient / 2)

@@ -1,0 +1,225 @@
+"""What passes of a network do besides outputs: state, hooks, samples computed together. Oracle: torch's own loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stranger_networks import (
+    BATCH,
+    EPOCHS,
+    RATE,
+    Base,
+    Forgetful,
+    Hooked,
+    X,
+    Y,
+    assert_same_state,
+    expected,
+    train_twice,
+)
+from torch import nn
+
+from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import Dataset
+from allstep.pytorch import Session
+from allstep.pytorch.kept.pass_state import pass_state
+from allstep.pytorch.other_networks import build_other
+
+SMALL = Dataset(None, None, (6,), 3)  # pyright: ignore[reportArgumentType]
+
+
+class Observer(Base):
+    """A list of means that nothing is computed with."""
+
+    def more(self) -> None:
+        self.seen = list[float]()
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.seen.append(float(hidden.mean()))
+        return hidden
+
+
+class Coupled(Base):
+    """A network that compares the samples of a batch."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden - hidden.mean(0)
+
+
+class Series(Base):
+    """A network that takes the samples of a batch for a series, as recurrent layers without a batch axis do."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + hidden.cumsum(0)
+
+
+class Experts(Base):
+    """Experts with room for a few samples of a batch; those that come later pass by."""
+
+    def more(self) -> None:
+        self.router, self.experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        chosen, room = self.router(hidden).argmax(1), max(1, len(hidden) // 2)
+        outputs = hidden.clone()
+        for number, expert in enumerate(self.experts):
+            rows = torch.nonzero(chosen == number).flatten()[:room]
+            outputs[rows] = expert(hidden[rows])
+        return outputs
+
+
+class Clamped(Base):
+    """A network that changes gradients of activations by their size."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient / gradient.norm())
+        return hidden
+
+
+class Halved(Base):
+    """A network that changes gradients after they were added to those of the passes before."""
+
+    def more(self) -> None:
+        self.b.weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", weight.grad / 2))
+
+
+class Backward(Base):
+    """A network that counts its backward passes."""
+
+    def more(self) -> None:
+        self.register_buffer("passes", torch.tensor(0))
+        self.b.register_full_backward_hook(self.count)
+
+    def count(self, *_: object) -> None:
+        self.passes += 1
+
+
+class Felt(Base):
+    """A network that remembers the size of a gradient."""
+
+    def more(self) -> None:
+        self.register_buffer("size", torch.tensor(0.0))
+        self.b.register_full_backward_hook(self.feel)
+
+    def feel(self, _module: nn.Module, _inputs: object, outputs: tuple[torch.Tensor]) -> None:
+        self.size.copy_(outputs[0].norm())
+
+
+class Frequent(Base):
+    """Vectors whose gradients are divided by how often the samples of a pass take them."""
+
+    def more(self) -> None:
+        self.vectors = nn.Embedding(6, 6, scale_grad_by_freq=True)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.vectors(hidden.argmax(1))
+
+
+class Limited(Frequent):
+    """Vectors that a pass shortens if a sample takes them."""
+
+    def more(self) -> None:
+        self.vectors = nn.Embedding(6, 6, max_norm=0.5)
+
+
+class Remembers(Base):
+    """A pair of tensors from the samples before, as a recurrent network keeps its state."""
+
+    def more(self) -> None:
+        self.memory = [(torch.zeros(6), torch.ones(6))]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        mean, scale = self.memory[0]
+        if self.training:
+            self.memory[0] = hidden.detach().mean(0), hidden.detach().abs().amax(0)
+        return hidden * scale - mean
+
+
+@pytest.mark.parametrize(
+    ("build", "passes", "line"),
+    [
+        (Forgetful, 1, "changes calls in training, which checkpoints lack, so that --resume will be refused; keep it"),
+        (Observer, 1, "changes seen in training, which checkpoints lack; keep it in a buffer"),
+        (Coupled, 1, ""),
+        (Hooked, 1, ""),
+        (Hooked, 2, "has hooks for the gradient of b.weight, which see that of each rank or pass"),
+    ],
+)
+def test_what_is_told(build, passes, line, capfd):
+    network = build()
+    Session(network, (X, Y), (X, Y), epochs=1, base_lr=RATE, global_batch_size=BATCH, accumulate_steps=passes).fit()
+    err = capfd.readouterr().err
+    assert line in err and err.count("warning") == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("build", "passes", "line"),
+    [
+        (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
+        (Series, 2, "computes the samples of a pass together"),
+        (Experts, 2, "computes the samples of a pass together"),
+        (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
+        (Halved, 2, "changes gradients by their size"),
+        (Frequent, 2, "or by the other samples, as scale_grad_by_freq does"),
+        (Limited, 2, "changes vectors.weight by the samples of each pass, of which each rank or pass"),
+        (Felt, 2, "changes size by the samples of each pass, of which each rank or pass"),
+        (Remembers, 2, "changes memory by the samples of each pass, of which each rank or pass"),
+        (Remembers, 1, "computes with memory, which it changes in training and checkpoints lack: a"),
+        (Forgetful, 1, "computes with calls, which it changes in training and checkpoints lack: a"),
+    ],
+)
+def test_what_is_refused(build, passes, line, tmp_path):
+    with pytest.raises(UserError, match=line):
+        train_twice(build, tmp_path, optimizer="sgd", accumulate_steps=passes)
+
+
+class Overwrites(Base):
+    """A network that changes its inputs in place."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.mul_(2))
+
+
+def attention() -> nn.Module:
+    """Return a network with biases that have no effect, whose gradients are rounding errors."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 6), layer, nn.Flatten(), nn.Linear(12, 3))
+
+
+class Brain(Base):
+    """A network that computes in bfloat16 by itself."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "passes"), [(Frequent, 1), (Halved, 1), (Remembers, 1), (Overwrites, 2), (attention, 2), (Backward, 2)]
+)
+def test_trained_as_in_torch(build, passes):
+    found = build()
+    flags = {"epochs": EPOCHS, "base_lr": RATE, "global_batch_size": BATCH, "weight_decay": 0.0}
+    Session(found, (X, Y), (X, Y), accumulate_steps=passes, **flags).fit()
+    assert_same_state(found, expected(build(), "sgd"))
+
+
+def test_rounding_errors_are_no_change_of_gradients():
+    network = build_other("a program", SMALL, 0, Brain())
+    assert not pass_state(network).bends and not pass_state(network).couples
+
+
+class Noisy(Base):
+    """A layer that adds noise from a generator of its own."""
+
+    def more(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.randn(hidden.shape, generator=self.generator)
+
+
+def test_noise_is_not_taken_for_samples_that_are_computed_together():
+    assert not pass_state(build_other("a program", SMALL, 0, Noisy())).couples
