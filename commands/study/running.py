@@ -168,6 +168,8 @@ def run_lacking(
     max_ranks = max(one.num_ranks for one in variants)
     num_threads = max(1, result.num_cores // (at_once * max_ranks))
     files.write(directory / SUMMARY, result)
+    for variant, seed in done:
+        _remove_checkpoints(directory / "runs" / _folder(variant, seed))  # where a kill interrupted it
     total = result.seeds * len(variants)
     with ProgressBar(total, done=len(result.runs)) as progress:
         if lacking:
@@ -177,12 +179,16 @@ def run_lacking(
             run = _ended(variant, seed, placement, outcome, result.description.measures)
             result = dataclasses.replace(result, updated=files.now(), runs=(*result.runs, run))
             files.write(directory / SUMMARY, result)
-            for folder in (placement, *placement.glob("previous-*")):  # of runs that an earlier call did not finish
-                remove_all(folder / "checkpoints")
+            _remove_checkpoints(placement)
             how = "diverged" if run.diverged else _last(run, result.description.claims[0].measure)
             count = f"{len(result.runs)} of {total}"
             progress.end(f"{count}: {variant.name}, seed {seed}: {how}, {outcome.seconds:.1f} s")
     return result
+
+
+def _remove_checkpoints(placement: Path) -> None:
+    for folder in (placement, *placement.glob("previous-*")):  # of runs that an earlier call did not finish
+        remove_all(folder / "checkpoints")
 
 
 def _ended(variant: Variant, seed: int, placement: Path, outcome: Outcome, measures: Sequence[str]) -> StudyRun:

@@ -252,12 +252,14 @@ def remove(directory: Path) -> None:
 
 
 def remove_all(parent: Path) -> None:
-    """Delete the checkpoints in the checkpoints directory `parent`, and it, but for what allstep did not write."""
+    """Delete `parent`, a checkpoints directory, and its checkpoints, whole or partial, but for foreign files."""
     if not parent.is_dir() or parent.is_symlink():
         return
     for path in sorted(parent.iterdir()):
         if re.fullmatch(r"step-\d{8,}", path.name):
             remove(path)
+        elif _LEFT_OVER.fullmatch(path.name) and not foreign_entries(path, is_own_file):
+            discard(path, is_own_file)
     with contextlib.suppress(OSError):  # something else is there
         parent.rmdir()
 

@@ -1,4 +1,4 @@
-"""What passes of a network do besides outputs: state, hooks, samples computed together. Oracle: torch's own loop."""
+"""Effects of passes beyond outputs: state, hooks, samples computed together. Oracle: torch's own loop."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def test_a_study_that_is_killed_goes_on_and_ends_in_figures_and_a_page(tmp_path)
         os.kill(process.pid, signal.SIGKILL)
     places = [out / "runs" / f"{name}-seed-{seed}" for name in ("some", "none") for seed in range(2)]
     for place in places:
-        (place / "checkpoints").mkdir(parents=True, exist_ok=True)
+        partial = place / "checkpoints" / ".tmp-step-00000045"  # as a kill within a save or a removal leaves it
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / "model.safetensors").write_bytes(b"")
         (place / "checkpoints" / "notes.txt").write_text("mine")
     (out / f".{SUMMARY}.host.partial").write_text('{"format": "allstep-stu')  # left by the kill
     kept = files.read(StudyResult, out / SUMMARY).runs
