@@ -58,14 +58,24 @@ def pass_loss(function: Callable[..., Any]) -> str:
 def loss_for(framework: str, word: str) -> Callable[..., Any] | None:
     """Return the loss of a file or a program that --loss names; None if it is a name of the suite.
 
-    Raises UserError if there is none, and as `import_for` does.
+    Of a class of losses, such as torch's modules, this is an object, which is built without arguments.
+
+    Raises UserError if there is none, and as `import_for` and `call` do.
     """
     if word == PROGRAM:
         if not _losses:
             raise UserError(f"--loss {PROGRAM} is for programs that pass a loss to a Session; name another")
-        return _losses[0]
-    file = parse(word)
-    return import_for(framework, *file, "--loss") if file else None
+        loss = _losses[0]
+    elif file := parse(word):
+        loss = import_for(framework, *file, "--loss")
+    else:
+        return None
+    return _object_of(loss) if isinstance(loss, type) else loss
+
+
+@functools.cache
+def _object_of(kind: type) -> Callable[..., Any]:
+    return call(kind, flag="--loss")
 
 
 def find(path: Path, name: str, flag: str) -> Any:

@@ -133,6 +133,7 @@ FILE = Path(__file__).parent / "programs" / "losses.py"
 @pytest.mark.parametrize(("name", "formula"), [
     ("partial", lambda apart: 2 * apart**2),
     ("module", lambda apart: apart**2),
+    ("kind", lambda apart: apart**2),
     ("each", lambda apart: apart**2),
     ("function", FORMULAS["huber"]),
 ])  # fmt: skip
