@@ -24,7 +24,7 @@ from allstep.common.catalog.networks import cannot_build, check_outputs, network
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
-from allstep.common.training.hooks import Hook
+from allstep.common.training.hooks import Check, Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.common.training.trial import TRIAL, are_probabilities, num_samples, variants_of
@@ -208,14 +208,14 @@ class Reseed(Hook):
     on_step = on_epoch = on_start  # validation may draw as well
 
 
-class NormCheck(Hook):
+class NormCheck(Check):
     """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails."""
 
     def __init__(self, network: nn.Module) -> None:
         """Take a network that `build_other` has tried."""
         self._network = network
 
-    def on_start(self, session: TrainingRun) -> None:
+    def check(self, session: TrainingRun) -> None:
         """Refuse a smallest pass of a single sample, which is too few for a batch norm."""
         config = session.config
         if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:

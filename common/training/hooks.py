@@ -32,3 +32,11 @@ class Hook:
 
     def on_end(self, session: TrainingRun) -> None:
         """Run after the last step, when the schedule is done, or when the ranks were asked to stop and have saved."""
+
+
+class Check(Hook):
+    """Hook that may refuse a run before it touches the files of an earlier one."""
+
+    def check(self, session: TrainingRun) -> None:
+        """Look at a run whose progress is that from which it starts. Raises UserError to refuse it."""
+        raise NotImplementedError

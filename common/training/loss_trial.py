@@ -15,7 +15,7 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
 from allstep.common.data.formats.map_style import seeded
-from allstep.common.training.hooks import Hook
+from allstep.common.training.hooks import Check
 from allstep.common.training.trial import num_parts
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
 
-class LossCheck(Hook):
+class LossCheck(Check):
     """Hook that refuses a loss that depends on how a batch is cut, if it is."""
 
     def __init__(self, measure: Callable[[np.ndarray, np.ndarray], float]) -> None:
         """`measure` takes outputs and targets of some samples, and returns the loss, times their number."""
         self._measure = measure
 
-    def on_start(self, session: TrainingRun) -> None:
+    def check(self, session: TrainingRun) -> None:
         """Compare the loss of some samples with those of their parts. Raises UserError if they differ."""
         if num_parts(session) == 1:
             return

@@ -42,7 +42,7 @@ from allstep.common.training.data_digest import digests_of
 from allstep.common.training.description import Description, describe
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
-from allstep.common.training.hooks import Hook
+from allstep.common.training.hooks import Check, Hook
 from allstep.common.training.metrics import Metrics, build_metrics
 from allstep.common.training.opening import check_batch_memory
 from allstep.common.training.strategy import BaseStrategy
@@ -183,6 +183,9 @@ class TrainingRun:
                     self.progress.lr_drops = tuple(state.schedule["milestones"] or ())
             if config.schedule.follows_noise:
                 _follow_noise(self.progress, worker, state)
+            for hook in self.hooks:
+                if isinstance(hook, Check):
+                    hook.check(self)
             checkpoints = None
             shapes = {name: described(shape) for name, shape in worker.state_shapes().items()}
             constants = {name for name, shape in shapes.items() if not shape.finite}

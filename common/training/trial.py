@@ -16,7 +16,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
-from allstep.common.training.hooks import Hook
+from allstep.common.training.hooks import Check
 
 if TYPE_CHECKING:
     from allstep.common.config.train_config import TrainConfig
@@ -182,7 +182,7 @@ def _has_equal_rows(outputs: Any) -> bool:
     return not isinstance(outputs, np.ndarray) or _same(outputs, outputs[::-1], slice(None))
 
 
-class TrialCheck(Hook):
+class TrialCheck(Check):
     """Hook that refuses runs in which such a network would be trained otherwise than in one process."""
 
     def __init__(self, state: PassState, *, averaged: str, puts_back: bool) -> None:
@@ -194,7 +194,7 @@ class TrialCheck(Hook):
         """
         self._state, self._averaged, self._puts_back = state, averaged, puts_back
 
-    def on_start(self, session: TrainingRun) -> None:
+    def check(self, session: TrainingRun) -> None:
         """Check passes and resuming.
 
         Raises UserError if parts of a batch would change a state that one pass changes by the whole batch, or a resumed

@@ -153,7 +153,7 @@ def test_a_last_batch_of_one_sample_is_known_at_the_start(layers, needs_two, num
     session = SimpleNamespace(config=TrainConfig(schedule=ScheduleConfig(**flags)), dataset=dataset, placement=ALONE)
     fails = smallest == 1 and needs_two
     with pytest.raises(UserError, match="of --model cnn needs two samples") if fails else nullcontext():
-        NormCheck(network).on_start(session)
+        NormCheck(network).check(session)
     with pytest.raises(ValueError, match="more than 1 value per channel") if fails else nullcontext():
         network(torch.zeros(smallest, 1, 12, 10))
 

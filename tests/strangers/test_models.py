@@ -151,7 +151,7 @@ def test_a_softmax_is_told(ends_in_softmax, capsys):
     dataset, progress = SimpleNamespace(task="classification"), SimpleNamespace(step=0)
     strategy = SimpleNamespace(num_local_devices=1)
     run = SimpleNamespace(config=config, placement=ALONE, strategy=strategy, dataset=dataset, progress=progress)
-    check.on_start(cast(Any, run))
+    check.check(cast(Any, run))
     assert ("seems to end in a softmax" in capsys.readouterr().err) == ends_in_softmax
 
 

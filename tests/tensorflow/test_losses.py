@@ -179,7 +179,7 @@ def test_losses_that_depend_on_how_a_batch_is_cut(losses, name, capsys):
         run: Any = SimpleNamespace(config=config, placement=placement, strategy=strategy, dataset=dataset)
         is_cut = num_ranks * num_devices > 1 and name not in ("each", "probabilities", "fails")
         with pytest.raises(UserError, match="for their parts, as ranks") if is_cut else contextlib.nullcontext():
-            LossCheck(losses.measure_of(f"{FILE}:{name}")).on_start(run)
+            LossCheck(losses.measure_of(f"{FILE}:{name}")).check(run)
         is_told = num_ranks * num_devices > 1 and name == "fails"
         assert ("is not tried on the parts of a batch: expected" in capsys.readouterr().err) == is_told
 

@@ -19,7 +19,7 @@ from undisturbed_runs import NUM_STEPS, SAVING, assert_ended_alike, checkpoint, 
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.training import resuming
-from allstep.common.training.hooks import Hook
+from allstep.common.training.hooks import Check, Hook
 from allstep.common.training.worker import StepResult
 
 
@@ -139,6 +139,18 @@ def test_a_fresh_run_keeps_what_was_there(undisturbed, tmp_path, capsys):
     assert_ended_alike(tmp_path, source)
     train(1, tmp_path, *SAVING)
     assert saved(tmp_path / "previous-2") == saved(source)
+
+
+def test_a_run_that_is_refused_leaves_what_was_there(undisturbed, tmp_path):
+    class Refuses(Check):
+        def check(self, session):
+            raise UserError("not so")
+
+    stopped(undisturbed(1), tmp_path, at=6)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="not so"):
+        train(1, tmp_path, *SAVING, hooks=lambda job, rank: [Refuses()])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(undisturbed, tmp_path):
