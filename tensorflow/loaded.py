@@ -21,6 +21,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from allstep.common.base.errors import UserError  # noqa: E402
+from allstep.common.checkpoint.state import ArrayShape  # noqa: E402
 from allstep.common.config.train_config import TrainConfig  # noqa: E402
 from allstep.common.data.datasets import Dataset  # noqa: E402
 from allstep.tensorflow.inputs import Inputs  # noqa: E402
@@ -53,7 +54,12 @@ class LoadedNetwork:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the weights by their names in checkpoints."""
-        return {f"model/{weight.name}": weight.canonical_shape for weight in canonical_weights(self.model)}
+        return {
+            f"model/{weight.name}": ArrayShape(
+                weight.canonical_shape, dtype=np.dtype(weight.variable.dtype), finite=weight.variable.trainable
+            )
+            for weight in canonical_weights(self.model)
+        }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the weights, which have the names of checkpoints."""
