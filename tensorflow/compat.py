@@ -9,6 +9,7 @@ apply gradients to weights.
 from __future__ import annotations
 
 import collections
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -20,6 +21,7 @@ from keras.src.backend.tensorflow import nn
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 from keras.src.random.seed_generator import global_seed_generator as global_seed_generator
 from keras.src.saving import serialization_lib
+from keras.src.utils.naming import to_snake_case as to_snake_case
 from tensorflow.python.eager.context import anonymous_name
 from tensorflow.python.ops import control_flow_util
 
@@ -92,6 +94,28 @@ def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> Sequence[Any]:
 def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
     """Return the model and all layers in it, at any depth: `_flatten_layers`; `model.layers` has only the outermost."""
     return model._flatten_layers()
+
+
+def layers_in_order(model: keras.Model) -> Sequence[keras.layers.Layer]:
+    """Return the model and all layers in it, each before those in it, in the order in which they were called or set.
+
+    A program that builds a network again gives the same order. `_layers` has the layers of attributes, lists included,
+    and those of a graph; each of the latter has a node (`_inbound_nodes`) whose output Keras numbers.
+    """
+
+    def called(child: Any) -> int:
+        outputs = [tensor for node in child._inbound_nodes[:1] for tensor in node.outputs[:1]]
+        return int(re.sub(r"\D", "", outputs[0].name) or 0) if outputs else 0
+
+    def add(layer: Any) -> None:
+        if id(layer) not in found:
+            found[id(layer)] = layer
+            for child in sorted(layer._layers, key=called):
+                add(child)
+
+    found: dict[int, keras.layers.Layer] = {}
+    add(model)
+    return list(found.values())
 
 
 def pickled_as(kind: type, reduced: tuple) -> tuple:

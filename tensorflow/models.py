@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,25 +121,30 @@ class CanonicalWeight:
         return len(self.split) > len(self.variable.shape)
 
 
+NAMES = "allstep_names"
+"""Attribute of a model: the names of layers in checkpoints by those in Keras, where they differ."""
+
+
 def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
     """Yield the model's variables, layer by layer, with canonical names and layouts.
 
     A variable keeps its path in the model and its layout if PyTorch does not have it, or if it does not belong to a
     top-level layer of the model.
     """
-    named = set()
-    for weight in _layers_weights(model):
+    named, names = set(), vars(model).get(NAMES, {})
+    for weight in _layers_weights(model, names):
         named.add(weight.variable.path)
         yield weight
     for variable in model.weights:
         if variable.path not in named:
-            yield _unchanged(variable.path.removeprefix(f"{model.name}/"), variable)
+            parts = variable.path.removeprefix(f"{model.name}/").split("/")
+            yield _unchanged("/".join(names.get(part, part) for part in parts), variable)
 
 
-def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
+def _layers_weights(model: keras.Model, names: Mapping[str, str]) -> Iterator[CanonicalWeight]:
     flattened: tuple[int, ...] = ()
     for layer in model.layers:
-        name = getattr(layer, "canonical_name", layer.name)
+        name = names.get(layer.name, layer.name)
         if isinstance(layer, layers.Flatten) and hasattr(layer, "input"):  # missing in a subclassed model
             flattened = _shape(layer.input)[1:]
         elif isinstance(layer, layers.Conv2D):

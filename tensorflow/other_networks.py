@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +23,7 @@ import tensorflow as tf
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import note
 from allstep.common.catalog import user_file
-from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
+from allstep.common.catalog.networks import cannot_build, check_outputs, is_in_both, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.formats.map_style import seeded
 from allstep.common.launch.placement import apparent_rank
@@ -37,8 +39,8 @@ from allstep.common.training.trial import (
     try_passes,
     variants_of,
 )
-from allstep.tensorflow.compat import global_seed_generator, layers_of
-from allstep.tensorflow.models import canonical_weights
+from allstep.tensorflow.compat import global_seed_generator, layers_in_order, layers_of, to_snake_case
+from allstep.tensorflow.models import NAMES, canonical_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.passes import losses_of_layers
 
@@ -88,8 +90,7 @@ def build_other(
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
-    for layer in network.layers:
-        layer.canonical_name = in_pytorch.get(layer.name, layer.name)
+    vars(network)[NAMES] = in_pytorch if is_in_both(model) else {**_first_names(network), **in_pytorch}
     names = [weight.name for weight in canonical_weights(network)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(
@@ -97,6 +98,32 @@ def build_other(
             "layers"
         )
     return network
+
+
+def _first_names(network: keras.Model) -> dict[str, str]:
+    """Return new names of the layers that Keras has named by numbers: those of a process that builds nothing else.
+
+    Keras counts the layers of a process, so a network that is built again, as in a notebook, has other names. Layers
+    whose numbers have another order than they have in the network keep theirs: some may be given by the user.
+    """
+    numbers, others = defaultdict[str, list[int]](list), set[str]()
+    for layer in layers_in_order(network):
+        # A wrapper such as Bidirectional puts a word before the name.
+        kind = re.escape(to_snake_case(type(layer).__name__))
+        if match := re.fullmatch(rf"((?:\w+_)?{kind})(?:_(\d+))?", layer.name):
+            numbers[match[1]].append(int(match[2] or 0))
+        else:
+            others.add(layer.name)
+    return {
+        _numbered(stem, number): _numbered(stem, count)
+        for stem, found in numbers.items()
+        for count, number in enumerate(found)
+        if found == sorted(set(found)) and others.isdisjoint(_numbered(stem, count) for count in range(len(found)))
+    }
+
+
+def _numbered(stem: str, number: int) -> str:
+    return f"{stem}_{number}" if number else stem
 
 
 def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model:

@@ -122,6 +122,50 @@ def test_a_model_of_the_users_own_class(file):
     assert is_in_both(f"{file}:own") and not is_in_both(f"{file}:build")
 
 
+class Nested(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Dense(4), layers.Bidirectional(layers.LSTM(2)), layers.Dense(7)]
+        self.nested = keras.Sequential([layers.BatchNormalization(), layers.Dense(4)])
+
+    def call(self, inputs):
+        first, both, last = self.parts
+        return last(both(first(inputs[:, 0]))) + last(self.nested(inputs[:, 0, 0, :1]))
+
+
+def with_a_shortcut():
+    inputs = keras.Input((4, 3, 2))
+    long, short = layers.Conv2D(3, 3, padding="same")(inputs), layers.Conv2D(3, 1)(inputs)
+    added = layers.Add()([layers.Conv2D(3, 3, padding="same")(long), short])
+    return keras.Model(inputs, layers.Dense(7)(layers.Flatten()(added)))
+
+
+@pytest.mark.parametrize("build", [Nested, with_a_shortcut])
+def test_a_network_that_is_built_again_has_the_names_of_the_first(build):
+    """Keras counts the layers of a process."""
+    keras.backend.clear_session()
+    first, *others = [build_other("program", IMAGES, 0, lambda *_: build()) for _ in range(3)]
+    names = [weight.name for weight in canonical_weights(first)]
+    assert [[weight.name for weight in canonical_weights(other)] for other in others] == [names, names]
+    layer_names = {name.partition("." if "." in name else "/")[0] for name in names}
+    assert layer_names <= {layer.name for layer in first.layers} and len(set(names)) == len(names)
+
+
+def test_numbers_in_another_order_than_the_layers_stay():
+    """A name of the user's would change its number among those that Keras gives."""
+
+    def build():
+        return keras.Sequential([
+            layers.Input((4, 3, 2)), layers.Flatten(), layers.Dense(7), layers.Dense(7, name="dense_1")
+        ])  # fmt: skip
+
+    keras.backend.clear_session()
+    first, _, again = build(), layers.Dense(7), build()
+    models = [build_other("program", IMAGES, 0, model) for model in (first, again)]
+    kernels = [[weight.name for weight in canonical_weights(model)][::2] for model in models]
+    assert kernels == [["dense.weight", "dense_1.weight"], ["dense_2.weight", "dense_1.weight"]]
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_networks_that_do_not_fit(name, file):
     with pytest.raises(UserError, match=MISTAKES[name]):
