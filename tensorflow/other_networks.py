@@ -90,9 +90,10 @@ def build_other(
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
-    vars(network)[NAMES] = in_pytorch if is_in_both(model) else {**_first_names(network), **in_pytorch}
-    names = [weight.name for weight in canonical_weights(network)]
-    if twice := {name for name in names if names.count(name) > 1}:
+    names = in_pytorch if is_in_both(model) else {**_first_names(network), **in_pytorch}
+    network.__dict__[NAMES] = names  # as it is: Keras tracks a dictionary that is set
+    found = [weight.name for weight in canonical_weights(network)]
+    if twice := {name for name in found if found.count(name) > 1}:
         raise UserError(
             f"expected a name of its own for each weight of --model {model}, received {min(twice)} twice; name the "
             "layers"
