@@ -100,7 +100,9 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
 
     if form == "saved-model":
         module = tf.Module()
-        module.model, module.serve = network.model, serve  # pyright: ignore[reportAttributeAccessIssue]
+        # TensorFlow does not find the states of random numbers in Keras' layers.
+        variables = [variable.value for variable in network.model.variables]
+        module.model, module.serve, module.all = network.model, serve, variables  # pyright: ignore[reportAttributeAccessIssue]
         tf.saved_model.save(module, str(path), signatures={"serving_default": serve})
         return
     import tf2onnx  # pyright: ignore[reportMissingImports] (an extra)

@@ -18,7 +18,9 @@ _NOT_SHOWN = ("data-dir", "output-dir", "mirror", "timeline", "resume", "init-fr
 """Flags that are paths of the machine that trained."""
 
 
-def card(trained: Trained, form: str, name: str, *, scales: bool, samples: str, framework: str) -> str:
+def card(
+    trained: Trained, form: str, name: str, *, scales: bool, samples: str, framework: str, needs: str | None
+) -> str:
     """Return the card.
 
     Args:
@@ -27,6 +29,7 @@ def card(trained: Trained, form: str, name: str, *, scales: bool, samples: str, 
         scales: whether it takes samples as they are in the data set.
         samples: type and shape of what it takes, in words.
         framework: library that wrote it.
+        needs: what a program needs besides the library to load it, in words.
     """
     import yaml
 
@@ -61,6 +64,8 @@ def card(trained: Trained, form: str, name: str, *, scales: bool, samples: str, 
         ],
     }
     title = f"{plain(run.model)} for {kind}, trained with allstep {plain(run.allstep)} and exported as {form}."
+    if needs:
+        title += f" A program that loads it needs {plain(needs)}."
     lines = ["---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "", f"# {plain(name)}", "", title]
     for heading, content in sections.items():
         lines += ["", f"## {heading}", "", *content] if content else []

@@ -153,7 +153,8 @@ def _export(
     partial = target.with_name(f".partial-{os.getpid()}{FORMATS[flags.to].suffix}")  # Keras looks at the suffix
     try:
         _write(flags.to, partial, framework, network, trained, scales=flags.with_preprocessing)
-        apart = _difference(flags.to, partial, normalised, expected, _library(config, trained), network)
+        about = _about(flags.to, config, trained)
+        apart, needs_file = _difference(flags.to, partial, normalised, expected, about, network)
         if apart > TOLERANCE:
             note(f"{flags.to} differs from the run by {apart:.3g}, above {TOLERANCE:g}; nothing is written")
             sys.exit(1)
@@ -163,12 +164,19 @@ def _export(
             shutil.rmtree(partial)
         partial.unlink(missing_ok=True)
     shape = ", ".join(map(str, normalised.shape[1:]))
-    taken = {"scales": flags.with_preprocessing, "samples": f"{normalised.dtype} (n, {shape})", "framework": framework}
+    classes = f"the classes of {Path(about['file']).name}" if about and needs_file else None
+    taken = {
+        "scales": flags.with_preprocessing,
+        "samples": f"{normalised.dtype} (n, {shape})",
+        "framework": framework,
+        "needs": classes,
+    }
     page = target.with_name(f"{target.name}.md")
     with written_whole(page) as stream:
         stream.write(card(trained, flags.to, target.name, **taken).encode(errors="replace"))
     equal = f"outputs for {len(samples)} samples are equal to {apart:.1e}"
-    print_line(printable(f"{target}: {equal}; its model card is {page}"))
+    needs = f"; it needs {classes}" if classes else ""
+    print_line(printable(f"{target}: {equal}{needs}; its model card is {page}"))
 
 
 def _write(form: str, path: Path, framework: str, network: Any, trained: Trained, *, scales: bool) -> None:
@@ -179,6 +187,14 @@ def _write(form: str, path: Path, framework: str, network: Any, trained: Trained
         raise UserError(
             f"--to {form} cannot export --model {trained.description.model}: {first_paragraph(error)}"
         ) from error
+
+
+def _about(form: str, config: TrainConfig, trained: Trained) -> dict[str, Any] | None:
+    """Return what a fresh process may need to load the file: a library's network, or the user's file."""
+    if form == "keras":
+        file = user_file.parse(config.model)
+        return {"file": str(file[0].resolve())} if file else None
+    return None if FORMATS[form].has_graph else _library(config, trained)
 
 
 def _library(config: TrainConfig, trained: Trained) -> dict[str, Any] | None:
@@ -199,20 +215,22 @@ def _library(config: TrainConfig, trained: Trained) -> dict[str, Any] | None:
 
 
 def _difference(
-    form: str, path: Path, samples: np.ndarray, expected: np.ndarray, library: dict[str, Any] | None, network: Any
-) -> float:
-    """Return how far the outputs of a file are from the expected ones, relative to the largest if that is above 1."""
+    form: str, path: Path, samples: np.ndarray, expected: np.ndarray, about: dict[str, Any] | None, network: Any
+) -> tuple[float, bool]:
+    """Return how far the outputs of a file are from the expected ones, relative to the largest if that is above 1.
+
+    The second value tells whether it can only be loaded with the user's file.
+    """
     with scratch_folder("export") as folder:
         ready, found = Path(folder) / "samples.npy", Path(folder) / "outputs.npz"
         np.save(ready, samples)
-        model = json.dumps(library if not FORMATS[form].has_graph else None)
         program = [
             sys.executable,
             "-I",
             str(Path(__file__).with_name("verify.py")),
             form,
             *map(str, (path.resolve(), ready, found)),
-            model,
+            json.dumps(about),
         ]
         environ = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         options = {"cwd": folder, "env": environ, "capture_output": True, "text": True, "timeout": _SECONDS}
@@ -232,6 +250,8 @@ def _difference(
                 same = weights <= set(outputs.files) and all(
                     np.array_equal(outputs[name], state[name].cpu().numpy()) for name in weights
                 )
-                return 0.0 if same else float("inf")
-            apart = np.abs(outputs["outputs"].astype(np.float64) - expected)
-        return float(apart.max() / max(1.0, np.abs(expected).max())) if np.isfinite(apart).all() else float("inf")
+                return 0.0 if same else float("inf"), False
+            apart, needs_file = np.abs(outputs["outputs"].astype(np.float64) - expected), "needs_file" in outputs.files
+    if not np.isfinite(apart).all():
+        return float("inf"), needs_file
+    return float(apart.max() / max(1.0, np.abs(expected).max())), needs_file

@@ -3,13 +3,16 @@
     python -I verify.py FORMAT FILE SAMPLES.npy OUTPUTS.npz MODEL
 
 It stands alone: importing allstep fails in it, as where the file will be used. MODEL is JSON that says which library
-has the network, if one does; without one, the outputs are the arrays of the file.
+has the network, if one does; without one, the outputs of a file of weights are its arrays. For Keras' format it says
+which file of the user has the classes of layers; it is run only if Keras does not know them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,16 @@ def _library_network(model):
     return models.get_model(model["name"], weights=None, num_classes=model["num_classes"], **model["options"])
 
 
+def _classes(file):
+    """Return the classes of a file by their names."""
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec and spec.loader  # it was run before
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {name: one for name, one in vars(module).items() if isinstance(one, type)}
+
+
 def _outputs(form, path, samples, model):
     if form in ("state-dict", "safetensors", "torch-export"):
         import torch
@@ -71,7 +84,13 @@ def _outputs(form, path, samples, model):
         return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
     import keras
 
-    restored: Any = keras.models.load_model(path)
+    try:
+        restored: Any = keras.models.load_model(path)
+    except Exception:
+        if model is None:
+            raise
+        restored = keras.models.load_model(path, custom_objects=_classes(Path(model["file"])))
+        return {"outputs": np.asarray(restored(samples, training=False)), "needs_file": np.ones(1)}
     return {"outputs": np.asarray(restored(samples, training=False))}
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 import allstep
 from allstep.commands.export import command
 from allstep.common.base.errors import UserError
+from allstep.common.catalog.user_modules import run_file
 from allstep.common.process import requirements
 
 DATA = ("--dataset", "image-folder", "--image-size", "32", "--decode-threads", "1", "--batch-size", "3")
@@ -121,6 +122,28 @@ def test_keras_and_tensorflow(digits):
         command.main([str(digits), "--to", "saved-model"])
 
 
+@pytest.mark.launch
+def test_a_network_with_layers_of_the_user(tmp_path, capsys):
+    """Oracle: the network that was trained."""
+    import keras
+    import tensorflow as tf
+
+    from allstep.tensorflow import Session
+
+    file, draws = Path(__file__).parent / "programs" / "own_layers.py", np.random.default_rng(0)
+    own = run_file(file)
+    arrays = draws.standard_normal((32, 4, 4, 1)).astype(np.float32), np.arange(32) % 3
+    np.savez(tmp_path / "data.npz", x_train=arrays[0], y_train=arrays[1], x_test=arrays[0], y_test=arrays[1])
+    network = own.build((4, 4, 1), 3)
+    Session(network, arrays, epochs=1, output_dir=tmp_path / "run").fit()
+    flags = ("--model", f"{file}:build", "--dataset", f"npz:{tmp_path / 'data.npz'}")
+    loaded = keras.models.load_model(export(tmp_path / "run", "keras", *flags), custom_objects={"Scale": own.Scale})
+    assert "it needs the classes of own_layers.py" in capsys.readouterr().out
+    saved = tf.saved_model.load(export(tmp_path / "run", "saved-model", *flags))
+    for outputs in (loaded(arrays[0], training=False), saved.serve(arrays[0])):
+        assert_allclose(outputs, network(arrays[0], training=False), atol=1e-5)
+
+
 @pytest.mark.full
 def test_batch_norms_become_those_of_keras(tmp_path):
     import keras
@@ -148,7 +171,7 @@ def test_onnx_of_both_frameworks(digits, framework, tmp_path):
 
 
 def test_a_file_that_differs_is_not_kept(digits, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "_difference", lambda *arguments: 1.1e-5)
+    monkeypatch.setattr(command, "_difference", lambda *arguments: (1.1e-5, False))
     (tmp_path / "a.pt").write_text("before")
     with pytest.raises(SystemExit) as ended:
         command.main([str(digits), "--to", "state-dict", "--output", str(tmp_path / "a.pt")])
