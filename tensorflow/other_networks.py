@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +37,8 @@ from allstep.common.training.trial import (
     try_passes,
     variants_of,
 )
-from allstep.tensorflow.compat import global_seed_generator, layers_in_order, layers_of, to_snake_case
+from allstep.tensorflow.compat import global_seed_generator, layers_of
+from allstep.tensorflow.layer_names import first_names
 from allstep.tensorflow.models import NAMES, canonical_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.passes import losses_of_layers
@@ -90,7 +89,7 @@ def build_other(
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
-    names = in_pytorch if is_in_both(model) else {**_first_names(network), **in_pytorch}
+    names = in_pytorch if is_in_both(model) else {**first_names(network), **in_pytorch}
     network.__dict__[NAMES] = names  # as it is: Keras tracks a dictionary that is set
     found = [weight.name for weight in canonical_weights(network)]
     if twice := {name for name in found if found.count(name) > 1}:
@@ -99,32 +98,6 @@ def build_other(
             "layers"
         )
     return network
-
-
-def _first_names(network: keras.Model) -> dict[str, str]:
-    """Return new names of the layers that Keras has named by numbers: those of a process that builds nothing else.
-
-    Keras counts the layers of a process, so a network that is built again, as in a notebook, has other names. Layers
-    whose numbers have another order than they have in the network keep theirs: some may be given by the user.
-    """
-    numbers, others = defaultdict[str, list[int]](list), set[str]()
-    for layer in layers_in_order(network):
-        # A wrapper such as Bidirectional puts a word before the name.
-        kind = re.escape(to_snake_case(type(layer).__name__))
-        if match := re.fullmatch(rf"((?:\w+_)?{kind})(?:_(\d+))?", layer.name):
-            numbers[match[1]].append(int(match[2] or 0))
-        else:
-            others.add(layer.name)
-    return {
-        _numbered(stem, number): _numbered(stem, count)
-        for stem, found in numbers.items()
-        for count, number in enumerate(found)
-        if found == sorted(set(found)) and others.isdisjoint(_numbered(stem, count) for count in range(len(found)))
-    }
-
-
-def _numbered(stem: str, number: int) -> str:
-    return f"{stem}_{number}" if number else stem
 
 
 def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model:
