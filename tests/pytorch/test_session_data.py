@@ -149,7 +149,7 @@ def test_fields_of_a_mapping_are_named_or_chosen_by_flags(capfd):
             r"__getitem__\(\) to return .* IndexError.* in line \d+ of .*test_session_data",
         ),
         (Stream(), "a map-style data set, .* received Stream, whose samples cannot be read by their number"),
-        (DataLoader(TENSORS), "received DataLoader"),
+        (DataLoader(TENSORS), "received DataLoader, .*; give its dataset"),
         (Batches(), "received Batches"),
         (Subset(TENSORS, []), "at least 1 sample"),
         ((IMAGES.numpy(), LABELS), r"have the shape \(3, 9, 8\), which looks like channels first; .*to \(9, 8, 3\)"),

@@ -89,10 +89,11 @@ def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Spli
         return array_split(array, plain(targets), where)
     if is_map_style(samples):
         return CheckedSplit(MapStyle(samples, config or DataConfig(), where), where)
+    advice = "give its dataset" if is_map_style(getattr(samples, "dataset", None)) else "give one of them"
     raise UserError(
         f"expected {where} to be inputs and targets, a map-style data set, or an object with __len__ and "
-        f"read(indices, epoch), received {type(samples).__name__}, whose samples cannot be read by their number; give "
-        "one of them"
+        f"read(indices, epoch), received {type(samples).__name__}, whose samples cannot be read by their number; "
+        f"{advice}"
     )
 
 
