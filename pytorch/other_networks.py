@@ -73,7 +73,7 @@ def build_other(
         network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
     logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else np.zeros(0)
     vars(network)[TRIAL] = dataclasses.replace(pass_state(network), ends_in_softmax=are_probabilities(logits))
-    check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
+    check_outputs(model, outputs, dataset)
     if unused := next((name for name, module in network.named_modules() if is_lazy(module)), None):
         raise UserError(
             f"expected all lazy layers of --model {model} to be used, received {unused}, whose shapes are not known "
@@ -145,7 +145,7 @@ def _outputs(
     if isinstance(trained, WithHeads):
         trained = trained.logits
     if of_library or not (isinstance(trained, torch.Tensor) and isinstance(outputs, torch.Tensor)):
-        return trained if of_library else None
+        return trained if of_library or isinstance(outputs, torch.Tensor) else outputs
     return outputs if trained[:2].shape == outputs.shape else trained[:2]
 
 

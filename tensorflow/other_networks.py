@@ -86,7 +86,7 @@ def build_other(
         except Exception as error:
             raise cannot_build(model, dataset, error) from error
     tf.random.set_seed(seed % 2**32)  # the trial has drawn from it
-    check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
+    check_outputs(model, outputs, dataset)
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
     names = in_pytorch if is_in_both(model) else {**first_names(network), **in_pytorch}
@@ -141,7 +141,7 @@ def _outputs(
     softmax = isinstance(outputs, tf.Tensor) and are_probabilities(tf.cast(outputs, tf.float32).numpy())
     setattr(network, TRIAL, dataclasses.replace(state, ends_in_softmax=softmax))
     if not isinstance(trained, tf.Tensor) or not isinstance(outputs, tf.Tensor):
-        return None
+        return trained if isinstance(outputs, tf.Tensor) else outputs
     return outputs if trained[:2].shape == outputs.shape else trained[:2]
 
 

@@ -142,13 +142,16 @@ def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
     )
 
 
-def check_outputs(model: str, received: object, dataset: Dataset) -> None:
-    """Refuse a network whose output for two samples has the wrong shape; `received` is None if it is not one array."""
-    if received != (2, *dataset.output_shape):
-        outputs = "something else" if received is None else _of_samples(received)
+def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
+    """Refuse a network whose outputs for two samples, `received`, are no array, or one of the wrong shape."""
+    shape = tuple(received.shape) if hasattr(received, "shape") else None
+    if shape != (2, *dataset.output_shape):
+        outputs, advice = type(received).__name__, "return one tensor of logits"
+        if shape is not None:
+            outputs, advice = _of_samples(shape), "its last layer has to have as many as its second argument says"
         raise UserError(
             f"expected outputs {_of_samples((2, *dataset.output_shape))} of --model {model}, received {outputs}; "
-            "its last layer has to have as many as its second argument says"
+            f"{advice}"
         )
 
 

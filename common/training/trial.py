@@ -16,6 +16,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
+from allstep.common.catalog.losses import LOSSES
 from allstep.common.training.hooks import Check
 
 if TYPE_CHECKING:
@@ -218,7 +219,8 @@ class TrialCheck(Check):
                 "again by --init-from"
             )
         if placement.rank == 0:
-            self._tell(config.model, session.dataset.task, parts)
+            takes_logits = session.dataset.task == "classification" and (config.loss or "cross-entropy") in LOSSES
+            self._tell(config.model, parts, takes_logits=takes_logits)
 
     def _check_parts(self, model: str, *, is_first: bool) -> None:
         for name in self._state.sampled:
@@ -245,9 +247,9 @@ class TrialCheck(Check):
                 "process without --accumulate-steps and --slices, or give --clip-norm"
             )
 
-    def _tell(self, model: str, task: str, parts: int) -> None:
+    def _tell(self, model: str, parts: int, *, takes_logits: bool) -> None:
         state = self._state
-        if state.ends_in_softmax and task == "classification":
+        if state.ends_in_softmax and takes_logits:
             warn(
                 f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; "
                 "leave the softmax out"

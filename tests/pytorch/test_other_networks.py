@@ -61,7 +61,7 @@ MISTAKES = {
     "nothing": "expected a torch.nn.Module from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "expected weights in float32 of --model .* as extra",
-    "several": r"expected outputs \(n, 7\) of --model .*, received something else",
+    "several": r"expected outputs \(n, 7\) of --model .*, received tuple; return one tensor",
     "missing": "expected a function missing in .*mine.py for --model, received none",
     "value": "expected a function value",
 }

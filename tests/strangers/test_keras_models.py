@@ -268,7 +268,7 @@ PASSES = {"accumulate_steps": 2}
 REFUSED = {
     "own train_step": (OwnStep, {}, "with the train_step of Keras from --model .* received OwnStep with its own"),
     "own compute_loss": (OwnLoss, {}, "with the compute_loss of Keras from --model .* received OwnLoss with its own"),
-    "other outputs in training": (OtherOutputsInTraining, {}, r"expected outputs \(n, 3\) .* received something else"),
+    "other outputs in training": (OtherOutputsInTraining, {}, r"expected outputs \(n, 3\) .* received tuple; return"),
     "stateful": (Stateful, {}, "received lstm.*, which takes its state from the batch before; leave stateful=True out"),
     "float16": (lambda: in_layers_of("mixed_float16"), {}, "gradients vanish without a loss scale; give --precision"),
     "built before --precision": (Custom, {"precision": "bf16"}, "compute in bfloat16; give a function that builds it"),

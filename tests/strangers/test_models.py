@@ -142,17 +142,20 @@ def test_outputs_that_are_not_known_are_refused_before_training(wrap):
         build_other("a program", SMALL, 0, Returns(wrap))
 
 
-@pytest.mark.parametrize("ends_in_softmax", [True, False])
-def test_a_softmax_is_told(ends_in_softmax, capsys):
+@pytest.mark.parametrize(("ends_in_softmax", "loss"), [(True, None), (False, None), (True, "nll.py:of_probabilities")])
+def test_a_softmax_is_told(ends_in_softmax, loss, capsys):
+    """A loss of the user's may expect it."""
     end = (lambda _, logits: logits.softmax(-1)) if ends_in_softmax else (lambda _, logits: logits)
     network = build_other("a program", SMALL, 0, Returns(end))
     check = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
-    config = SimpleNamespace(model="a program", parallel=SimpleNamespace(num_slices=None, accumulate_steps=1))
+    config = SimpleNamespace(
+        model="a program", loss=loss, parallel=SimpleNamespace(num_slices=None, accumulate_steps=1)
+    )
     dataset, progress = SimpleNamespace(task="classification"), SimpleNamespace(step=0)
     strategy = SimpleNamespace(num_local_devices=1)
     run = SimpleNamespace(config=config, placement=ALONE, strategy=strategy, dataset=dataset, progress=progress)
     check.check(cast(Any, run))
-    assert ("seems to end in a softmax" in capsys.readouterr().err) == ends_in_softmax
+    assert ("seems to end in a softmax" in capsys.readouterr().err) == (ends_in_softmax and loss is None)
 
 
 @pytest.mark.parametrize(
