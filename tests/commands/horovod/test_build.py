@@ -85,11 +85,13 @@ def test_open_mpi_parameters_are_written_once_and_keep_other_lines(tmp_path):
     file = tmp_path / "etc" / "openmpi-mca-params.conf"
     file.parent.mkdir()
     file.write_text("# a comment\nbtl = self,tcp\nmpi_yield_when_idle = 0\n")
+    (tmp_path / "cached").hardlink_to(file)
     for _ in range(2):
         install.write_open_mpi_parameters(tmp_path)
         lines = file.read_text().splitlines()
         assert lines[:2] == ["# a comment", "btl = self,tcp"]
         assert lines[2:] == [f"{name} = {value}" for name, value in install.open_mpi_parameters(tmp_path).items()]
+    assert (tmp_path / "cached").read_text().endswith("mpi_yield_when_idle = 0\n")
 
 
 def test_progress_is_cmake_s_percentage_in_steps_of_five():
