@@ -42,27 +42,32 @@ def sound(tmp_path_factory):
     return trained
 
 
+FAULTS = [
+    ("rate", 7, "the learning rate"),
+    ("order", 5, "the inputs"),
+    ("broadcast", 1, "the weight {first} before the step"),
+]
+MORE = [("pytorch", NUM_SLICES), ("tensorflow", NUM_SLICES), ("tensorflow", None)]
+
+
 @pytest.mark.parametrize(
-    ("framework", "num_slices"),
-    [("pytorch", None), full("pytorch", NUM_SLICES), full("tensorflow", None), full("tensorflow", NUM_SLICES)],
-)
-@pytest.mark.parametrize(
-    ("fault", "step", "rank", "tensor"),
+    ("fault", "step", "tensor", "framework", "num_slices"),
     [
-        ("rate", 7, 1, "the learning rate"),
-        ("order", 5, 1, "the inputs"),
-        ("broadcast", 1, 1, "the weight {first} before the step"),
+        *((*fault, "pytorch", None) for fault in FAULTS),
+        *(full(*fault, *run) for fault in FAULTS[:2] for run in MORE),
+        # Keras' drop-in itself refuses the first weights of a run without slices, before the second step.
+        *(full(*FAULTS[2], *run) for run in MORE[:2]),
     ],
 )
-def test_a_fault_of_one_rank_is_named(fault, step, rank, tensor, framework, num_slices, sound, tmp_path):
+def test_a_fault_of_one_rank_is_named(fault, step, tensor, framework, num_slices, sound, tmp_path):
     flags = ("--slices", str(num_slices)) if num_slices else ()
-    program = "tests/launch/ranks/planted.py", framework, fault, str(rank), str(step)
+    program = "tests/launch/ranks/planted.py", framework, fault, "1", str(step)
     faulty = train(tmp_path / "faulty", *flags, framework=framework, program=program)
     result = bisect(sound(framework, num_slices), faulty, "--no-replay")
     assert result.returncode == 1, result.output
     tensor = tensor.format(first={"pytorch": "1.weight", "tensorflow": "fc1.weight"}[framework])
     part = " in slice 2" if fault == "order" and num_slices else ""  # the first slice of rank 1
-    assert result.stdout.splitlines()[0] == f"the runs part at step {step}, rank {rank}, {tensor}{part}"
+    assert result.stdout.splitlines()[0] == f"the runs part at step {step}, rank 1, {tensor}{part}"
 
 
 @pytest.mark.parametrize("num_slices", [None, *map(full, [NUM_SLICES])])

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from jobs import slurm_tasks
 from ranks import BIN, REPOSITORY, full, launch, run
 from requirements import need_packages
 from sklearn.datasets import load_digits
@@ -113,17 +111,6 @@ def test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks(tmp_path):
     assert resumed.returncode == 0, resumed.output
     [expected], [found] = (re.findall(r"87 steps, .* to (\S+)", result.stdout) for result in (undisturbed, resumed))
     assert float(found) == pytest.approx(float(expected), abs=1e-4)
-
-
-@pytest.mark.full  # tests/cluster/test_slurm.py runs Slurm, and test_placement.py tests its variables
-def test_a_session_in_tasks_of_srun(tmp_path):
-    """Start the program with srun's variables. Oracle: NumPy, in the program."""
-    (tmp_path / "mine.py").write_text(SESSION)
-    arguments = json.dumps([{"framework": "pytorch", "launcher": None, "strategy": "ddp"}])
-    with ThreadPoolExecutor(2) as pool:
-        tasks = [pool.submit(run, sys.executable, tmp_path / "mine.py", arguments, **task) for task in slurm_tasks(2)]
-    for task in tasks:
-        assert task.result().returncode == 0 and "as by hand: 1" in task.result().stdout, task.result().output
 
 
 # As with "nccl", there is no backend for CPU tensors.

@@ -19,7 +19,6 @@ from jobs import (
     assert_same_curve,
     assert_same_weights,
     broken,
-    slurm_tasks,
 )
 from ranks import REPOSITORY, alive, environment, full, run
 from ranks import events as read_events
@@ -92,17 +91,6 @@ def test_what_each_rank_computes(strategy):
     result = run(*MPIRUN, 2, sys.executable, "tests/pytorch/ranks/strategies.py", strategy)
     assert result.returncode == 0, result.output
     assert result.stdout.count("all right") == 2
-
-
-@pytest.mark.full  # tests/cluster/test_slurm.py runs Slurm
-def test_slurm_s_tasks_meet():
-    """Start two processes with the variables that srun sets, without Slurm."""
-    command = [sys.executable, "pytorch/train.py", *DDP, "--epochs", "1"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    tasks = [subprocess.Popen(command, cwd=REPOSITORY, env=environment(**task), **pipes) for task in slurm_tasks(2)]
-    outputs = [task.communicate(timeout=300)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], outputs
-    assert outputs[0].startswith("Epoch =  1:") and outputs[1] == ""
 
 
 DRIFTS = "next(worker._network.parameters()).data.view(-1)[7] += 1e-6"
