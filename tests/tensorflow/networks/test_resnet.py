@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 import torch
 import torchvision
-from ranks import last, train
 
 from allstep.common.recipe.weights import checksum
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
@@ -102,21 +101,3 @@ def test_batch_norm_of_a_single_value_is_its_shift():
     assert values.numpy().ravel().tolist() == [3.0, -1.0]
     assert norm.running_mean.numpy().tolist() == pytest.approx([0.5, 0.7])
     assert norm.running_variance.numpy().tolist() == pytest.approx([0.9, 0.9])
-
-
-@pytest.mark.full  # test_networks.py trains a smaller network with batch norm
-def test_trains_as_in_pytorch(tmp_path):
-    """Compare losses, and validation with running statistics, on two ranks with unequal slices, the last of one sample.
-
-    In a network this deep, rounding errors grow from step to step, so the bound is wider than in `allstep parity`.
-    """
-    flags = ("--model", "resnet18", "--dataset", "digits", "--global-batch-size", 718, "--epochs", 1, "--log-every", 1)
-    curves = {}
-    for framework in ("pytorch", "tensorflow"):
-        output_dir = tmp_path / framework
-        events = train(framework, "horovodrun-mpi", 2, output_dir, *flags, "--base-lr", 0.001, "--momentum", 0)
-        curves[framework] = [event["loss"] for event in events if event["event"] == "step"]
-        curves[framework].append(last(events, "epoch")["validation_loss"])
-    assert len(curves["pytorch"]) == 3 + 1
-    assert curves["pytorch"][1] < 0.99 * curves["pytorch"][0]  # or a wrong gradient would also pass
-    np.testing.assert_allclose(curves["tensorflow"], curves["pytorch"], rtol=1e-3)
