@@ -84,7 +84,7 @@ class Script:
         is_whole = len(run.ranks) >= run.num_ranks or self.launcher in _BY_ITSELF
         if failure and (run.num_ranks == 1 or not next(run.steps(), None) or not is_whole):
             raise self.refusal(run, failure)
-        if not is_whole:
+        if run.ranks and not is_whole:
             raise UserError(
                 f"expected {quote(self.path)} to train on {run.num_ranks} ranks, received {len(run.ranks)} that train "
                 "or join a process group; let all do so, or lower -np"
