@@ -103,22 +103,23 @@ def _registry(
     )
 
     registry = ConstructorRegistry()
-    in_progress: list[type] = []  # asking the registry for tyro's default rule calls this one again
+    specs: dict[type, StructConstructorSpec | None] = {}  # tyro asks twice, and for its own rule by way of this one
 
     @registry.struct_rule
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
-        if not dataclasses.is_dataclass(info.type) or info.type in in_progress:
+        if not dataclasses.is_dataclass(info.type):
             return None
-        in_progress.append(info.type)
-        spec = ConstructorRegistry.get_struct_spec(info)
-        in_progress.pop()
-        assert isinstance(spec, StructConstructorSpec)  # tyro has one for every dataclass
-        return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
+        if info.type not in specs:
+            specs[info.type] = None
+            spec = ConstructorRegistry.get_struct_spec(info)
+            assert isinstance(spec, StructConstructorSpec)  # tyro has one for every dataclass
+            specs[info.type] = dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
+        return specs[info.type]
 
     # Only here is the flag's name known: a value constructor in a field's annotation does not see the field.
     def flag(field: StructFieldSpec) -> StructFieldSpec:
         if dataclasses.is_dataclass(field.type):
-            return field
+            return dataclasses.replace(field, helptext=None)  # the docstring of its class, without reading the source
         name = field.name.replace("_", "-")
         kind = _kind(field.type)
         spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
