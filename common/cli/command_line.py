@@ -33,7 +33,7 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
 
     Args:
         strategies: names of the framework's strategies.
-        place: decides the strategy if the user gives none. Only rank 0 prints the help text.
+        placement: decides the strategy if the user gives none. Only rank 0 prints the help text.
     """
     import tyro
 
@@ -95,12 +95,7 @@ def _registry(
 ) -> ConstructorRegistry:
     """Return the rules by which tyro parses words with the types of `flags.py`; the file's values are the defaults."""
     import tyro
-    from tyro.constructors import (
-        ConstructorRegistry,
-        PrimitiveConstructorSpec,
-        PrimitiveTypeInfo,
-        StructConstructorSpec,
-    )
+    from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo, StructConstructorSpec
 
     registry = ConstructorRegistry()
     specs: dict[type, StructConstructorSpec | None] = {}  # tyro asks twice, and for its own rule by way of this one
@@ -123,7 +118,9 @@ def _registry(
         name = field.name.replace("_", "-")
         kind = _kind(field.type)
         spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
-        assert isinstance(spec, PrimitiveConstructorSpec)  # every field is parsed from one word or several
+        assert isinstance(
+            spec, tyro.constructors.PrimitiveConstructorSpec
+        )  # fields are parsed from words
         num_values = spec.nargs if isinstance(spec.nargs, int) else None
         if name in entries:
             value = _value(kind, num_values, entries[name].words, str(entries[name]))
@@ -143,11 +140,9 @@ def _registry(
         # tyro would import typeguard, a tenth of a second, to check the defaults of types that are no plain classes.
         annotated = Annotated[field.type if isinstance(field.type, type) else object, spec, described]
 
-        def helptext() -> str:
-            assert callable(field.helptext)  # tyro reads the source when it shows help
-            return " ".join((field.helptext() or "").split())
-
-        return dataclasses.replace(field, type=annotated, helptext=helptext)
+        written = field.helptext
+        assert callable(written)  # tyro reads the source when it shows help
+        return dataclasses.replace(field, type=annotated, helptext=lambda: " ".join((written() or "").split()))
 
     return registry
 
