@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _PLACEHOLDER = re.compile(r"\{[^{}\n]*\}")
 
 
 def foreign_assignments(tree: ast.AST) -> Iterator[str]:
     """Yield the source of each such target. The result of a call counts as the caller's, except an imported module."""
-    foreign = _foreign_names(tree)
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    foreign = _foreign_names(nodes)
+    for node in nodes:
         for target in _targets(node):
             owner = target
             while isinstance(owner, (ast.Attribute, ast.Subscript)):
@@ -37,13 +38,13 @@ def _targets(node: ast.AST) -> Iterator[ast.AST]:
         yield from (part.value if isinstance(part, ast.Starred) else part for part in parts)
 
 
-def _foreign_names(tree: ast.AST) -> set[str]:
+def _foreign_names(nodes: Sequence[ast.AST]) -> set[str]:
     """Return the imported names, and the names assigned from them without a call."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and _is_foreign(node.value, names):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.For) and "sys.modules" in ast.unparse(node.iter):

@@ -52,7 +52,7 @@ def set_rate(of_torch, of_keras, rate: float) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", [*paper_optimizers.OPTIMIZERS, "sgd without momentum"])
 def test_same_updates_as_torch(name, weight_decay):
-    """Compare updates for gradients around 1 and a changing learning rate. Training would compare rounding errors,
+    """Compare 20 updates for gradients around 1 and a changing learning rate. Training would compare rounding errors,
     because Adam amplifies differences of gradients that should be 0."""
     import keras
     import tensorflow as tf
@@ -64,7 +64,7 @@ def test_same_updates_as_torch(name, weight_decay):
     weight, variable = torch.nn.Parameter(torch.from_numpy(start.copy())), keras.Variable(start)
     of_torch, of_keras = build_torch(config, [weight]), build_keras(config)
     of_keras.build([variable])
-    for step in range(NUM_STEPS):
+    for step in range(20):
         gradient = random.normal(size=start.shape).astype(np.float32)
         set_rate(of_torch, of_keras, 0.05 / (1 + step))
         weight.grad = torch.from_numpy(gradient.copy())
@@ -164,11 +164,10 @@ def assert_is_that_of_its_paper(received: dict[str, np.ndarray], name: str, **op
         np.testing.assert_allclose(received[key], expected, rtol=1e-6, atol=1e-12, err_msg=key)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
-def test_is_that_of_its_paper(name, decay):
-    received = trained(name, build_keras(OptimizerConfig(optimizer=name, weight_decay=decay)))
-    assert_is_that_of_its_paper(received, name, decay=decay)
+def test_is_that_of_its_paper(name):
+    """Without weight decay; the tests below have it."""
+    assert_is_that_of_its_paper(trained(name, build_keras(OptimizerConfig(optimizer=name))), name, decay=0.0)
 
 
 @pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
@@ -199,7 +198,8 @@ def test_goes_on_in_a_model_that_keras_has_saved(name, tmp_path):
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     optimizer = build_keras(OptimizerConfig(optimizer=name, weight_decay=0.1))
     optimizer.learning_rate = 0.01
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=name == "muon")  # XLA takes seconds; the test above has it
     model.fit(images, labels, batch_size=8, shuffle=False, verbose=0)
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
