@@ -9,9 +9,10 @@ apply gradients to weights.
 from __future__ import annotations
 
 import collections
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import h5py
@@ -19,6 +20,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
+from keras.src.losses import loss as losses
 from keras.src.random.seed_generator import global_seed_generator as global_seed_generator
 from keras.src.saving import serialization_lib
 from keras.src.utils.naming import to_snake_case as to_snake_case
@@ -74,6 +76,19 @@ def leave_gradients_as_they_are(optimizer: keras.Optimizer) -> None:
     """
     for part in parts(optimizer):
         part._all_reduce_sum_gradients = lambda pairs: pairs  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def undivided_losses() -> Iterator[None]:
+    """Keep Keras' losses from dividing by the number of replicas, as they do in tf.distribute for its own `fit`.
+
+    Replicas are threads that take turns, so this belongs around all of them.
+    """
+    divide, losses.scale_loss_for_distribution = losses.scale_loss_for_distribution, lambda value: value
+    try:
+        yield
+    finally:
+        losses.scale_loss_for_distribution = divide
 
 
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:

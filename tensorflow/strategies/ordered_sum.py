@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.data.slices import Node, SumPlan
+from allstep.tensorflow.compat import undivided_losses
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
@@ -127,6 +128,7 @@ class ReplicaDevices(SliceDevices):
     def __init__(self, strategy: tf.distribute.Strategy, number: int) -> None:
         self.strategy, self.number = strategy, number
 
+    @undivided_losses()
     def on_slices(
         self, function: SliceFunction, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
     ) -> Sequence[tf.Tensor]:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from ranks import BIN, REPOSITORY, run
 
 from allstep.tensorflow import Session
 
@@ -55,3 +56,8 @@ def test_losses_of_layers_are_part_of_the_loss(kind, flags):
     for one, other in zip(trained.get_weights(), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
     assert not np.allclose(trained.get_weights()[0], plain[0], rtol=1e-3)  # the oracle can tell
+
+
+def test_losses_of_keras_on_several_devices():
+    result = run(BIN / "python", REPOSITORY / "tests/strangers/programs/keras_on_devices.py")
+    assert result.stdout.count("as plain Keras") == 2, result.output
