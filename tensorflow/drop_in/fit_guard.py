@@ -20,9 +20,10 @@ from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
 from allstep.tensorflow.drop_in.collectives import gather, per_rank
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
+from allstep.tensorflow.drop_in.loss_parts import is_due
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
 from allstep.tensorflow.drop_in.reduction import is_elastic
-from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of
+from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of, shared_statistics
 from allstep.tensorflow.drop_in.user_loop import leave_to_guard
 
 
@@ -104,6 +105,7 @@ class _Guard:
     ) -> None:
         self.model, self.arguments, self.callbacks, self.process_set = model, arguments, callbacks, process_set
         self._may_run_out = self._may_stop_in_epoch = self._is_compared = False
+        self._is_first = True
         self._params: dict[str, Any] = {}
         self._num_batches = self._epoch = 0
 
@@ -137,6 +139,13 @@ class _Guard:
         joins = self.process_set.process_set_id == 0 and not is_elastic()
         self._may_run_out = joins and any(plan["may_run_out"] for plan in plans)
         self._may_stop_in_epoch = any(plan["may_stop_in_epoch"] for plan in plans)
+        counts = [plan["samples"] for plan in plans]
+        if any(count != counts[0] for count in counts) and hvd.rank() == self._ranks[0]:
+            note(
+                f"an epoch has {per_rank(counts, self._ranks)} samples; ranks count equally in each batch, whatever "
+                "its size, so give all as many for the averages of the whole batch"
+            )
+        is_due().assign(True)
 
     def compare_start(self) -> None:
         """Compare what the callbacks have restored or sent: the first epoch, and the model if it is built."""
@@ -158,8 +167,9 @@ class _Guard:
     def end_batch(self, batch: int) -> None:
         """Compare once more after the first batch, and stop where any rank stops."""
         self._num_batches = batch + 1
-        if not self._is_compared:
+        if not self._is_compared or (self._is_first and shared_statistics(self.model)):
             self._compare_model(f"after batch {batch + 1}")
+        self._is_first = False
         if self._may_stop_in_epoch:
             self._stop_together(f"batch {batch + 1} of epoch {self._epoch + 1}", "")
 

@@ -6,9 +6,11 @@ other for ever.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
@@ -55,6 +57,10 @@ def plan_of_fit(
     validates = arguments.get("validation_data") is not None or bool(arguments.get("validation_split"))
     return {
         "steps": steps,
+        "files": sorted({_file_of(callback) for callback in callbacks} - {""}),
+        "samples": next(
+            (one.shape[0] for one in keras.tree.flatten(arguments.get("x")) if hasattr(one, "shape")), None
+        ),
         "epochs": arguments.get("epochs", 1),
         "initial_epoch": arguments.get("initial_epoch", 0),
         "steps_per_execution": model.steps_per_execution,
@@ -68,6 +74,12 @@ def plan_of_fit(
 
 def difference(plans: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str | None:
     """Return the line that tells how the plans of the ranks differ, or None if they agree."""
+    files = [file for plan in plans for file in plan["files"]]
+    if twice := sorted(file for file in set(files) if files.count(file) > 1):
+        return (
+            f"expected one rank to write {twice[0].partition(':')[2]}; received several, which would overwrite each "
+            "other's; give ModelCheckpoint, BackupAndRestore and CSVLogger to rank 0 alone."
+        )
     names = [*_ALIKE]
     readers = sorted({reader for plan in plans for reader in plan["readers"]})
     if readers:
@@ -82,6 +94,13 @@ def difference(plans: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str 
             what = _ALIKE.get(name, "validation data in fit")
             return f"expected the same {what} on all ranks; received {per_rank(told, ranks)}; {remedy}."
     return None
+
+
+def _file_of(callback: Any) -> str:
+    """Return the host and the path that a callback of Keras writes on each rank that has it, or nothing."""
+    attributes = {"ModelCheckpoint": "filepath", "BackupAndRestore": "backup_dir", "CSVLogger": "filename"}
+    path = getattr(callback, attributes.get(type(callback).__name__, ""), None)
+    return f"{hvd.cross_rank()}:{os.path.abspath(path)}" if path else ""
 
 
 def _steers(callback: Any) -> bool:

@@ -25,6 +25,7 @@ from allstep.tensorflow.compat import (
 )
 from allstep.tensorflow.drop_in.batch_norm import synchronises
 from allstep.tensorflow.drop_in.fit_guard import guarded
+from allstep.tensorflow.drop_in.loss_parts import checked
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.drop_in.replicas import refusal
 from allstep.tensorflow.drop_in.saving import KEY, Undistributed, make_plain, specialise
@@ -109,11 +110,12 @@ def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[.
 
 
 def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Model.train_step` to let XLA compile the parts of a step around Horovod instead of the whole step."""
+    """Wrap `Model.train_step` to check the loss of the first batch, and to let XLA compile the parts of a step around
+    Horovod instead of the whole step."""
 
     @functools.wraps(train_step_)
     def train_step(self, data):
-        step = functools.partial(train_step_, self)
+        step, data = functools.partial(train_step_, self), checked(self, data)
         if self.jit_compile and is_distributed(self.optimizer) and not is_in_xla():
             return compiled_step(step, data)
         return step(data)

@@ -1,8 +1,9 @@
 """Check that the ranks' models are replicas.
 
 On the ranks of an optimizer's process set, the weights that it trains and its state must be equal: slots, iterations,
-learning rate, averages, loss scale. Other state may differ between ranks: accumulated gradients, local variables and
-their slots, the running statistics of batch norms (over each rank's samples), random streams and metrics.
+learning rate, averages, loss scale; and weights that layers change themselves. Other state may differ between ranks:
+accumulated gradients, local variables and their slots, the running statistics of batch norms (over each rank's samples;
+variables named moving_...), random streams and metrics.
 """
 
 from __future__ import annotations
@@ -163,15 +164,22 @@ def _shared_state(
 ) -> Iterator[tuple[ProcessSet, list[Any]]]:
     """Yield variables that must be equal, and on which ranks: on all if no distributed optimizer trains them."""
     rest = {native(v).ref(): v for v in model.trainable_variables}
+    beside = shared_statistics(model)
     for part in _distributed_parts(optimizers):
         will_train_all = part is model.optimizer and not part.built
         trained = list(model.trainable_variables if will_train_all else trained_variables(part))
         for variable in trained:
             rest.pop(native(variable).ref(), None)
-        yield part._reduction.process_set, [*trained, *lasting_state(part)]
+        yield part._reduction.process_set, [*trained, *lasting_state(part), *beside]
+        beside = []
     plain = [] if any(map(is_distributed, optimizers)) else [v for o in optimizers for v in lasting_state(o)]
     if rest or plain:
-        yield global_process_set, [*rest.values(), *plain]
+        yield global_process_set, [*rest.values(), *plain, *beside]
+
+
+def shared_statistics(model: keras.Model) -> list[Any]:
+    """Return weights that no optimizer changes (frozen ones, counters, codebooks), without running averages."""
+    return [v for v in model.non_trainable_weights if not v.name.startswith("moving_")]
 
 
 def _distributed_parts(optimizers: Sequence[keras.optimizers.Optimizer]) -> list[Distributed]:

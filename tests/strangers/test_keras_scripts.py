@@ -25,7 +25,7 @@ TRAINS = [
     *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
     *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
     *("metrics_of_one_value_a_class_and_words", "nan_on_one_rank", "own_callback_that_stops_one_rank"),
-    "early_stopping_on_one_ranks_value",
+    *("early_stopping_on_one_ranks_value", "own_layer_that_counts", "loss_that_is_a_sum"),
 ]
 TOLERANCES = {"early_stopping_on_averages": 1e-3}  # its learning rate is so high that training gets worse
 
@@ -46,11 +46,13 @@ FAILS = {
     "averages_on_one_rank": "MetricAverageCallback on rank 0, BroadcastGlobalVariablesCallback on rank 1",
     "metrics_of_one_rank": "received extra, loss on rank 0, loss on rank 1; give all ranks the same metrics",
     "backup_without_a_broadcast": "go on with the same epoch; received 1 on rank 0, 0 on rank 1; give BackupAndRestore",
+    "files_on_all_ranks": "log.csv; received several, which would overwrite each other's; give ModelCheckpoint, Backup",
     "weights_without_a_broadcast": "all ranks after batch 1; received others on rank 1 than on rank 0, first in",
     "best_weights_of_each_rank": "all ranks at the end of fit; received others on rank 1 than on rank 0, first in",
     "bins_of_each_rank": "at the start of fit; received another `bin_boundaries` of Discretization",
     "scale_of_each_rank": "received another `scale` of Rescaling",
     "words_of_each_rank": "received another `vocabulary` of StringLookup",
+    "own_layer_that_follows_samples": "after batch 1; received others on rank 1 than on rank 0, first in sequential",
     "own_layer_with_constants_of_each_rank": "received another `mean` of Standardise",
 }
 
@@ -114,6 +116,11 @@ def test_stops_are_told(job):
 
 def test_one_step_an_execution_is_told(job):
     assert "runs one step per execution in place of 4, since LearningRateWarmupCallback sets" in job[1]
+
+
+def test_averages_other_than_of_the_whole_batch_are_told(job):
+    assert job[1].count("an epoch has 48 on rank 0, 47 on rank 1 samples; ranks count equally in each batch") == 1
+    assert job[1].count("the loss of this model is not a mean over samples (but a sum, or has a mask") == 1
 
 
 def test_the_stall_limit_is_told(job):

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 from keras import layers
-from stranger import CLASSES, FEATURES, compiled, fails, fit, samples, shard, trains
+from stranger import BATCH, CLASSES, FEATURES, callbacks, compiled, fails, fit, network, samples, shard, trains
 
 
 class Activity(layers.Layer):
@@ -50,6 +50,48 @@ def batch_norm_of_masked_samples(hvd, rank, size):
     norm = layers.BatchNormalization(synchronized=bool(hvd))(hidden, mask=hidden[..., 0] > 0)
     model = keras.Model(inputs, layers.Dense(CLASSES)(layers.Flatten()(norm)))
     fit(hvd, compiled(hvd, model, keras.optimizers.SGD(0.1), run_eagerly=False), rank, size)
+    return model
+
+
+class Following(layers.Layer):
+    """Layer with a count of its calls, and a vector that may follow the samples."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, initializer="zeros", name="calls")
+        self.vector = self.add_weight(shape=shape[1:], trainable=False, initializer="zeros", name="vector")
+
+    def call(self, inputs, training=False):
+        if training:
+            self.calls.assign_add(1)
+            self.vector.assign(self.vector + self.share * keras.ops.mean(inputs, 0))
+        return inputs * (1 + 0.1 * keras.ops.cast(self.calls, "float32")) - self.vector
+
+
+@trains
+def own_layer_that_counts(hvd, rank, size):
+    return train_with(hvd, rank, size, Following(0))
+
+
+@fails
+def own_layer_that_follows_samples(hvd, rank, size):
+    return train_with(hvd, rank, size, Following(0.1))
+
+
+@trains
+def loss_that_is_a_sum(hvd, rank, size):
+    """Oracle: that of the sum over ranks; an average of other numbers of samples is told before."""
+    for op, count in (
+        ((hvd.Average, len(shard(samples()[0], rank, size)) - rank), (hvd.Sum, None)) if hvd else [[0, None]]
+    ):
+        model, loss = network(rank), keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        optimizer = keras.optimizers.SGD(0.01)
+        model.compile(hvd.DistributedOptimizer(optimizer, op=op) if hvd else optimizer, loss)
+        x, y = (shard(array, rank, size)[:count] for array in samples())
+        model.fit(x, y, BATCH // size, 1, callbacks=callbacks(hvd), shuffle=False, verbose=0)
     return model
 
 

@@ -210,6 +210,13 @@ def backup_without_a_broadcast(hvd, rank, size):
 
 
 @fails
+def files_on_all_ranks(hvd, rank, size):
+    log = keras.callbacks.CSVLogger(str(HERE[0] / "log.csv"))
+    backup = keras.callbacks.BackupAndRestore(str(HERE[0] / f"of-rank-{rank}"))  # which may be
+    return fit(hvd, compiled(hvd, network(rank)), rank, size, backup, log)
+
+
+@fails
 def weights_without_a_broadcast(hvd, rank, size):
     x, y = (shard(array, rank, size) for array in samples())
     return compiled(hvd, network(rank)).fit(x, y, BATCH // size, 1, 0)
