@@ -7,7 +7,7 @@ divided by their sum, and samples that are compared with each other.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import horovod.tensorflow as hvd
 import keras
@@ -22,7 +22,7 @@ from allstep.tensorflow.compat import is_in_xla, layers_of
 def is_due() -> tf.Variable:
     """Return the variable that is true from the start of a `fit` on several ranks until its first batch."""
     with tf.init_scope(), tf.device("/cpu:0"):
-        return tf.Variable(False, trainable=False)
+        return tf.Variable(tf.constant(False), trainable=False)
 
 
 def checked(model: keras.Model, data: Any) -> Any:
@@ -55,7 +55,7 @@ def _tell(model: keras.Model, *leaves: tf.Tensor | None, like: Any) -> None:
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     before = [tf.identity(variable.value) for variable in variables]
     x, *_ = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(like, leaves))
-    outputs = model(x, training=False)
+    outputs: Any = model(x, training=False)
     flat, size = tf.nest.flatten(outputs), len(next(leaf for leaf in leaves if leaf is not None))
 
     def norm(count: int) -> float:
@@ -66,7 +66,9 @@ def _tell(model: keras.Model, *leaves: tf.Tensor | None, like: Any) -> None:
         with tf.GradientTape() as tape:
             tape.watch(own)
             loss = model.compute_loss(x=x, y=y, y_pred=tf.nest.pack_sequence_as(outputs, own), sample_weight=weights)
-        found = [tf.convert_to_tensor(one)[: size // 2] for one in tape.gradient(loss, own) if one is not None]
+        found = [
+            tf.convert_to_tensor(one)[: size // 2] for one in tape.gradient(cast("Any", loss), own) if one is not None
+        ]
         return count * float(tf.linalg.global_norm(found)) if found else 0.0
 
     is_mean = np.isclose(norm(size), norm(size // 2), rtol=1e-3, equal_nan=True) if size > 1 else True

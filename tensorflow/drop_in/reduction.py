@@ -50,8 +50,11 @@ class GradientReduction:
         grads = [_scaled(grad, self.scale) for grad in grads]
         local = {i for i, v in enumerate(variables) if self.local_variables and native(v).ref() in self.local_variables}
         shared = {i: grad for i, grad in enumerate(grads) if grad is not None and i not in local}
-        if self.sparse_as_dense:  # also on one rank: Adam treats separate rows and their sum differently
-            shared = {i: tf.convert_to_tensor(grad) for i, grad in shared.items()}
+        # Also on one rank: Adam treats separate rows and their sum differently.
+        shared = {
+            i: tf.convert_to_tensor(grad) if self.sparse_as_dense or _adds_rows(grad) else grad
+            for i, grad in shared.items()
+        }
         sparse = {i: grad for i, grad in shared.items() if isinstance(grad, tf.IndexedSlices)}
         dense = {i: grad for i, grad in shared.items() if not isinstance(grad, tf.IndexedSlices)}
         self.sparse_variables.update(native(variables[i]).ref() for i in sparse)
@@ -147,6 +150,14 @@ class GradientReduction:
             indices = gather(grad.indices, name=f"{name}_indices")
         factor = self._share() if self.op == Average else 1
         return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
+
+
+def _adds_rows(grad: Given) -> bool:
+    """Return whether a gradient is the sum over its rows of equal indices, as that of a sparse input; graphs tell."""
+    if not isinstance(grad, tf.IndexedSlices) or tf.executing_eagerly():
+        return False
+    origin: Any = grad.values.op
+    return any(op.type == "UnsortedSegmentSum" for op in (origin, *(one.op for one in origin.inputs[:1])))
 
 
 def _in_turn(name: str, reduce: Callable[[], _Reduced]) -> _Reduced:

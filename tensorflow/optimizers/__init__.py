@@ -9,8 +9,11 @@ from __future__ import annotations
 import keras
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import note
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.tensorflow.compat import parts, trained_variables
+from allstep.common.launch.placement import apparent_rank
+from allstep.tensorflow.compat import layers_of, parts, trained_variables
+from allstep.tensorflow.optimizers.base import Optimizer
 from allstep.tensorflow.optimizers.elementwise import SGD, Adagrad, Adam, RMSprop
 from allstep.tensorflow.optimizers.layerwise import LAMB, LARS, NovoGrad
 from allstep.tensorflow.optimizers.muon import Muon
@@ -35,6 +38,22 @@ def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
     for part in parts(optimizer):
         if part.built and any(id(variable) not in known for variable in trained_variables(part)):
             raise UserError("the optimizer has parameters that are not the model's; give each model a new one")
+
+
+def tell_sums_of_rows(optimizer: keras.Optimizer, model: keras.Model) -> None:
+    """Tell on rank 0 where Keras would square and clip the gradients of an embedding's rows one by one."""
+    rows = [layer.path for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
+    odd = [part for part in parts(optimizer) if not isinstance(part, Optimizer) and not _is_linear(part)]
+    if rows and odd and apparent_rank() == 0:
+        note(
+            f"{type(odd[0]).__name__} gets the sum of all gradients of a row of {rows[0]} in a batch, as with torch; "
+            "in fit of Keras on TensorFlow it squares and clips each by itself"
+        )
+
+
+def _is_linear(optimizer: keras.Optimizer) -> bool:
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
+    return type(optimizer) is keras.optimizers.SGD and not clips
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:

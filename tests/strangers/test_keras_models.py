@@ -357,6 +357,11 @@ def test_what_is_likely_a_mistake_is_told(capsys):
     told = capsys.readouterr().err
     assert "is compiled; the loss and the optimizer of the run replace those of compile" in told
     assert "softmax" not in told
+    embedded = lambda: stacked(WORDS, layers.Embedding(9, 4), layers.Flatten())  # noqa: E731
+    for optimizer, count in ((keras.optimizers.Adam(0.01), 1), (keras.optimizers.SGD(0.1), 0)):
+        trained(WORDS, embedded, epochs=1, optimizer=optimizer)
+        line = "Adam gets the sum of all gradients of a row of sequential/embedding"
+        assert capsys.readouterr().err.count(line) == count
 
 
 def test_devices_are_asked_for_before_tensorflow_starts():

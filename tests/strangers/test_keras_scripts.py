@@ -25,7 +25,7 @@ TRAINS = [
     *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
     *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
     *("metrics_of_one_value_a_class_and_words", "nan_on_one_rank", "own_callback_that_stops_one_rank"),
-    *("early_stopping_on_one_ranks_value", "own_layer_that_counts", "loss_that_is_a_sum"),
+    *("early_stopping_on_one_ranks_value", "own_layer_that_counts", "loss_that_is_a_sum", "sparse_inputs"),
 ]
 TOLERANCES = {"early_stopping_on_averages": 1e-3}  # its learning rate is so high that training gets worse
 

@@ -119,6 +119,18 @@ def py_dataset(hvd, rank, size):
 
 
 @trains
+def sparse_inputs(hvd, rank, size):
+    """Keras adds up the rows of equal indices in the gradient; Adam squares their sum."""
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.Input((FEATURES,), sparse=True), layers.Dense(CLASSES)])
+    compiled(hvd, model, keras.optimizers.Adam(0.05), run_eagerly=False)
+    x, y = (shard(array, rank, size) for array in samples())
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(np.maximum(x, 0)), y)).batch(BATCH // size)
+    model.fit(data, verbose=0, callbacks=callbacks(hvd))
+    return model
+
+
+@trains
 def gradient_tape_loop(hvd, rank, size):
     model, optimizer = network(rank), distributed(hvd, keras.optimizers.Adam(0.01))
     x, y = (shard(array, rank, size) for array in samples())
