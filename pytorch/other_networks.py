@@ -130,16 +130,19 @@ def _outputs(
     with torch.no_grad(), torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
         inputs = drawn()
         if any(map(is_lazy, network.modules())):
-            network.eval()(inputs)
+            network.eval()
+            network(inputs)
         before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
         arrays = variants_of(*(one.numpy(force=True) for one in (inputs, drawn())))
         variants, outputs = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])], None
         if not of_library:
-            outputs = network.eval()(inputs[:2].clone())
+            network.eval()
+            outputs = network(inputs[:2].clone())
             before.restore()  # some count these passes as well
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
         with _noting_values(network):
-            trained = note_pass_state(network.train(), before, variants, observer, in_parts=in_parts)
+            network.train()
+            trained = note_pass_state(network, before, variants, observer, in_parts=in_parts)
         before.restore()
     network.train()
     if isinstance(trained, WithHeads):

@@ -43,7 +43,7 @@ class ArrayShape(tuple[int, ...]):
         Args:
             optional: whether a run may not have it yet.
             finite: whether nan and infinity in it mean that training has failed; constants may have them.
-            any_length: whether it has one axis, of any length.
+            any_length: whether its axes may have any length.
         """
         self = super().__new__(cls, shape)
         self.dtype, self.optional, self.finite, self.any_length = dtype, optional, finite, any_length
@@ -113,7 +113,7 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
         if name not in arrays:
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
-        if array.shape != tuple(shape) and not (shape.any_length and array.ndim == 1):
+        if array.shape != tuple(shape) and not (shape.any_length and array.ndim == len(shape)):
             raise UserError(f"{misfit} {tuple(shape)}, received {array.shape}; {advice}")
         if array.dtype != shape.dtype:
             raise UserError(

@@ -48,6 +48,8 @@ class PassState:
     hooked: str | None = None
     """Name of a weight whose gradient the user's hooks see or change."""
     ends_in_softmax: bool = False
+    resized: frozenset[str] = frozenset()
+    """Names of what has another shape after a pass."""
 
 
 class Snapshot(Protocol):
@@ -89,7 +91,7 @@ def try_passes(
     Returns: the outputs of the first pass, and what was found.
     """
     outputs = run(0, 0)
-    changes = before.changes()
+    changes, after = before.changes(), before
     changed, sampled, each, couples = changes - averaged(), set[str](), set[str](), False
     if changed or may_couple:
         after = before.next(changes)
@@ -114,8 +116,10 @@ def try_passes(
     if lacking:
         before.restore(without=lacking)
         remembers = not _same(outputs, run(0, 0), slice(None))
-    if not remembers:  # such as an auxiliary loss that each pass computes again
+    if lacking and not remembers:
         sampled -= lacking
+        anew = lacking - after.changes()  # by each pass, such as an auxiliary loss or masked weights
+        lacking, repeated = lacking - anew, repeated - anew
     return outputs, PassState(
         repeated=frozenset(repeated),
         sampled=tuple(sorted(each & sampled)),

@@ -16,6 +16,7 @@ from torch import nn
 
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import ArrayShape
+from allstep.common.training.trial import TRIAL, PassState
 from allstep.pytorch.kept import extra_state
 
 _NUMPY_TYPES = {
@@ -55,11 +56,11 @@ def as_tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like, requires_grad=False).copy_(tensor)
 
 
-def array_shape(tensor: torch.Tensor, *, finite: bool = True, optional: bool = False) -> ArrayShape:
-    """Return shape and type of what `as_array` returns; `finite`: see `ArrayShape`."""
+def array_shape(tensor: torch.Tensor, **options: bool) -> ArrayShape:
+    """Return shape and type of what `as_array` returns, with options of `ArrayShape`."""
     dtype = _NUMPY_TYPES[_KEPT_AS.get(tensor.dtype, tensor.dtype)]
     pair = (2,) if tensor.is_complex() else ()
-    return ArrayShape((*tensor.shape, *pair), dtype=dtype, finite=finite, optional=optional)
+    return ArrayShape((*tensor.shape, *pair), dtype=dtype, **options)
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,12 +85,14 @@ def weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def shapes(network: nn.Module) -> Iterator[tuple[str, ArrayShape]]:
     """Yield what a checkpoint has of a network. Parameters must be finite, buffers may be what they are."""
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    resized = vars(network).get(TRIAL, PassState()).resized
     for name, value in network.state_dict().items():
         if _is_extra(name):
             yield name, ArrayShape((0,), dtype=np.dtype(np.uint8), any_length=True)
         else:
             # Weights of other programs may lack the counts of batch norms.
-            yield name, array_shape(value, finite=name in parameters, optional=name.endswith("num_batches_tracked"))
+            options = {"finite": name in parameters, "optional": name.endswith("num_batches_tracked")}
+            yield name, array_shape(value, **options, any_length=name in resized)
 
 
 def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
@@ -105,8 +108,10 @@ def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
 
 def load(network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Have `network` take entries, by its own `load_state_dict`."""
-    state = network.state_dict()
+    state, resized = network.state_dict(), vars(network).get(TRIAL, PassState()).resized
     for name in list(state):
+        if name in tensors and name in resized:
+            state[name].resize_(tensors[name].shape)
         if name in tensors:
             state[name] = extra_state.decode(tensors[name]) if _is_extra(name) else tensors[name]
         else:

@@ -91,7 +91,7 @@ def note_pass_state(
     network.zero_grad()
     hooked = next((name for name, one in network.named_parameters() if _is_hooked(one)), None)
     bends = bool(gradients) and is_bent(*gradients, times=sum(_FACTORS))
-    vars(network)[TRIAL] = replace(state, hooked=hooked, bends=bends)
+    vars(network)[TRIAL] = replace(state, hooked=hooked, bends=bends, resized=before.resized())
     return first[0]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
+import sys
 from collections import deque
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,9 +50,9 @@ class Snapshot:
             prefix = f"{path}." if path else ""
             for name, one in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 if names is None or prefix + name in names:
-                    copied = unchanged.get(prefix + name)
-                    self._tensors[prefix + name] = one, one.detach().clone() if copied is None else copied
-            found = {n: _copy(v) for n, v in _attributes(module).items() if names is None or prefix + n in names}
+                    known = unchanged.get(prefix + name)
+                    self._tensors[prefix + name] = one, one.detach().clone() if known is None else known
+            found = {n: copied(v) for n, v in _attributes(module).items() if names is None or prefix + n in names}
             self._attributes[path] = found
         self._extra = {
             f"{path}.{_EXTRA}".lstrip("."): (module, copy.deepcopy(module.get_extra_state()))
@@ -87,6 +89,11 @@ class Snapshot:
         for module, state in self._extra.values():
             module.set_extra_state(copy.deepcopy(state))
 
+    def resized(self) -> frozenset[str]:
+        """Return the names of buffers that have another shape since."""
+        now, buffers = dict(self._network.named_buffers()), self._tensors.items()
+        return frozenset(name for name, (_, value) in buffers if name in now and now[name].shape != value.shape)
+
     def changes(self) -> set[str]:
         """Return the names of what has changed since."""
         changed = set()
@@ -99,7 +106,7 @@ class Snapshot:
                     changed.add(prefix + name)
             before, after = self._attributes[path], _attributes(module)
             for name in before.keys() | (after.keys() if self.is_whole else ()):
-                if name not in before or name not in after or not _is_same(before[name], after[name]):
+                if name not in before or name not in after or not is_same(before[name], after[name]):
                     changed.add(prefix + name)
         for name, (module, state) in self._extra.items():
             if not torch.equal(encode(module.get_extra_state()), encode(state)):
@@ -119,18 +126,20 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in _OF_TORCH and not name.startswith(_OURS) and isinstance(value, _KEPT)
+        if name not in _OF_TORCH and not name.startswith(_OURS) and (isinstance(value, _KEPT) or _is_object(value))
     }
 
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _KEPT = (*_PLAIN, *_CONTAINERS, torch.Tensor, np.ndarray, *_GENERATORS)
 _OF_TORCH = {"training", "_flat_weights", *vars(nn.Module())}
+_LIBRARIES = (sys.stdlib_module_names - {"types"}) | {"torch", "allstep"}
+"""Packages whose objects hold no state of a network's, but for types.SimpleNamespace."""
 _MAX_DEPTH = 3
 """Levels of containers in containers that are looked into, as the state of an LSTM is a pair of tensors in a list."""
 
 
-def _copy(value: Any, depth: int = 0) -> tuple[Any, Any]:
+def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
     """Return a value of an attribute, and what it holds now; None of what is not looked into."""
     if isinstance(value, torch.Tensor):
         is_kept = value.layout == torch.strided and not (depth and isinstance(value, nn.Parameter))
@@ -139,9 +148,8 @@ def _copy(value: Any, depth: int = 0) -> tuple[Any, Any]:
         return value, value.get_state()
     if isinstance(value, (set, np.ndarray)):
         return value, copy.copy(value)
-    if isinstance(value, _CONTAINERS):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return value, {k: _copy(one, depth + 1) for k, one in items} if depth < _MAX_DEPTH else None
+    if isinstance(value, _CONTAINERS) or _is_object(value):
+        return value, {k: copied(one, depth + 1) for k, one in _items(value)} if depth < _MAX_DEPTH else None
     return value, copy.deepcopy(value) if isinstance(value, _KEPT) else None
 
 
@@ -153,12 +161,10 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
         value.data.copy_(content)
     elif isinstance(value, torch.Generator):
         value.set_state(content)
-    elif isinstance(value, random.Random):
-        value.setstate(content.getstate())
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = content.bit_generator.state
-    elif isinstance(value, np.random.RandomState):
-        value.set_state(content.get_state())
+    elif isinstance(value, (random.Random, np.random.RandomState)):
+        value.__setstate__(content.__getstate__())
     elif isinstance(value, np.ndarray):
         value[...] = content
     elif isinstance(value, (list, deque, set, dict)):
@@ -170,10 +176,14 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
     elif isinstance(value, tuple):
         for one in content.values():
             _put_back(one)
+    elif _is_object(value):
+        for name in vars(value).keys() - content.keys():
+            del vars(value)[name]
+        vars(value).update({name: _put_back(one) for name, one in content.items()})
     return value
 
 
-def _is_same(kept: tuple[Any, Any], value: Any) -> bool:
+def is_same(kept: tuple[Any, Any], value: Any) -> bool:
     before, content = kept
     if content is None:
         return type(before) is type(value)
@@ -181,25 +191,34 @@ def _is_same(kept: tuple[Any, Any], value: Any) -> bool:
         return isinstance(before, torch.Tensor) and _equal(value, content)
     if isinstance(value, torch.Generator):
         return before is value and torch.equal(value.get_state(), content)
-    if isinstance(value, random.Random):
-        return before is value and value.getstate() == content.getstate()
-    if isinstance(value, np.random.Generator):
-        return before is value and str(value.bit_generator.state) == str(content.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return before is value and str(value.get_state(legacy=False)) == str(content.get_state(legacy=False))
+    if isinstance(value, _GENERATORS):
+        return before is value and pickle.dumps(value) == pickle.dumps(content)
     if isinstance(value, np.ndarray):
         return isinstance(before, np.ndarray) and value.tobytes() == content.tobytes()
     if type(before) is not type(value):
         return False
     if isinstance(value, set):
-        return _items(value) == _items(content)
-    if isinstance(value, _CONTAINERS):
-        items = dict(value.items() if isinstance(value, dict) else enumerate(value))
-        return items.keys() == content.keys() and all(_is_same(content[key], one) for key, one in items.items())
+        return _listed(value) == _listed(content)
+    if isinstance(value, _CONTAINERS) or _is_object(value):
+        items = dict(_items(value))
+        return items.keys() == content.keys() and all(is_same(content[key], one) for key, one in items.items())
     return value == content or value != value
 
 
-def _items(values: set[Any]) -> list[Any]:
+def _is_object(value: Any) -> bool:
+    """Return whether a value is an object of a user's class, or a namespace, whose attributes may hold a state."""
+    is_users = type(value).__module__.partition(".")[0] not in _LIBRARIES and hasattr(value, "__dict__")
+    return is_users and not isinstance(value, (nn.Module, torch.optim.Optimizer, type))
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys and values of a container, or of the attributes of an object."""
+    if isinstance(value, (list, tuple, deque, set)):
+        return enumerate(value)
+    return tuple((value if isinstance(value, dict) else vars(value)).items())
+
+
+def _listed(values: set[Any]) -> list[Any]:
     """Return the items of a set, those that are not plain by their types."""
     return sorted((one if isinstance(one, _PLAIN) else type(one) for one in values), key=repr)
 

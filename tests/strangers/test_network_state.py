@@ -27,6 +27,8 @@ from stranger_networks import (
     train_twice,
 )
 from torch import nn
+from torch.ao.quantization import FakeQuantize, MovingAveragePerChannelMinMaxObserver
+from torch.nn import functional
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
@@ -202,6 +204,26 @@ def test_a_script_is_validated():
     """Its outputs may require gradients where torch computes none."""
     network = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
     assert Session(network, (X, Y), (X, Y), epochs=2, global_batch_size=SIZE).fit()[-1]["validation_loss"] > 0
+
+
+class Observed(Base):
+    """Scales of quantization, whose number is known after the first pass."""
+
+    def more(self) -> None:
+        observer = MovingAveragePerChannelMinMaxObserver
+        self.quantised = FakeQuantize(observer, dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=0)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.linear(hidden, self.quantised(self.b.weight))
+
+
+def test_buffers_that_get_their_shapes_in_a_pass(tmp_path):
+    """Validation changes them as well, in PyTorch's own loops too."""
+    undisturbed = Observed()
+    Session(undisturbed, (X, Y), (X, Y), epochs=2, base_lr=RATE, global_batch_size=BATCH, weight_decay=0.0).fit()
+    found = train_twice(Observed, tmp_path, optimizer="sgd")
+    assert found.quantised.scale.shape == (6,)  # pyright: ignore[reportAttributeAccessIssue]
+    assert_same_state(found, undisturbed)
 
 
 class Draws(Base):

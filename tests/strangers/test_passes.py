@@ -18,6 +18,7 @@ from stranger_networks import (
     train_twice,
 )
 from torch import nn
+from torch.nn.utils import prune
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
@@ -136,9 +137,42 @@ class Remembers(Base):
         return hidden * scale - mean
 
 
+class Counter:
+    """An object that counts, as a schedule or a queue of a network's does."""
+
+    number = 0
+
+
+class Schedules(Base):
+    """A network that keeps a count in an object."""
+
+    def more(self) -> None:
+        self.counter = Counter()
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.counter.number += self.training
+        return hidden * (1 + 0.1 * self.counter.number)
+
+
+class Masked(Base):
+    """Weights and a loss that each pass computes anew; and a mode that `train` sets, which returns nothing."""
+
+    def more(self) -> None:
+        prune.l1_unstructured(self.b, "weight", 0.5)
+
+    def train(self, mode: bool = True) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().train(mode)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.loss = hidden.square().mean()
+        return hidden
+
+
 @pytest.mark.parametrize(
     ("build", "passes", "line"),
     [
+        (Masked, 1, ""),
+        (Schedules, 1, "changes counter in training, which checkpoints lack, so that --resume will be refused"),
         (Forgetful, 1, "changes calls in training, which checkpoints lack, so that --resume will be refused; keep it"),
         (Observer, 1, "changes seen in training, which checkpoints lack; keep it in a buffer"),
         (Coupled, 1, ""),
@@ -197,7 +231,18 @@ class Brain(Base):
 
 
 @pytest.mark.parametrize(
-    ("build", "passes"), [(Frequent, 1), (Halved, 1), (Remembers, 1), (Overwrites, 2), (attention, 2), (Backward, 2)]
+    ("build", "passes"),
+    [
+        (Frequent, 1),
+        (Halved, 1),
+        (Remembers, 1),
+        (Schedules, 1),
+        (Schedules, 2),
+        (Masked, 2),
+        (Overwrites, 2),
+        (attention, 2),
+        (Backward, 2),
+    ],
 )
 def test_trained_as_in_torch(build, passes):
     found = build()
