@@ -26,6 +26,8 @@ _NAMES = {
     torch.optim.RMSprop: "rmsprop",
 }
 """The optimizers whose state has the canonical names of that of `--optimizer`."""
+_FOR_SLOTS = ("momentum", "nesterov", "amsgrad", "centered")
+"""Options that decide what an optimizer remembers; groups may have others than it has by default."""
 
 
 def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -43,8 +45,12 @@ def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             f"expected {type(optimizer).__name__} without a scheduler, whose learning rates the run would replace; "
             "leave the scheduler out, and give lr_decay and warmup_epochs"
         )
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    return flags_of_optimizer(_NAMES.get(type(optimizer), OWN_OPTIMIZER), rates, optimizer.defaults.get)
+    groups, defaults = optimizer.param_groups, optimizer.defaults
+    if any("lr" not in group for group in groups):
+        raise UserError(f"expected an optimizer with a learning rate lr, received {type(optimizer).__name__}; add it")
+    are_alike = all(group.get(name) == defaults.get(name) for group in groups for name in _FOR_SLOTS)
+    kind = _NAMES.get(type(optimizer), OWN_OPTIMIZER) if are_alike else OWN_OPTIMIZER
+    return flags_of_optimizer(kind, [float(group["lr"]) for group in groups], defaults.get)
 
 
 class Session(BaseSession):

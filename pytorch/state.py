@@ -14,7 +14,7 @@ from allstep.common.checkpoint.state import ArrayShape
 from allstep.pytorch.kept import network_state
 from allstep.pytorch.kept.pass_state import running_statistics
 from allstep.pytorch.kept.snapshot import Snapshot
-from allstep.pytorch.optimizers.state import OptimizerState
+from allstep.pytorch.optimizers.state import OptimizerState, put_back, remembered
 from allstep.pytorch.step import Step
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -82,16 +82,14 @@ class State:
 
     def snapshot(self) -> Any:
         """Return a copy of this rank's state, for `restore`."""
-        slots = {parameter: copy.deepcopy(own) for parameter, own in self._step.optimizer.state.items()}
         states = [copy.deepcopy(one.state) for one in self._step.observers]
-        return Snapshot(self._network), slots, self._step.num_steps, states
+        return Snapshot(self._network), remembered(self._step.optimizer), self._step.num_steps, states
 
     def restore(self, snapshot: Any) -> None:
         """Put back what `snapshot` returned."""
-        network, slots, self._step.num_steps, states = snapshot
+        network, before, self._step.num_steps, states = snapshot
         network.restore()
-        self._step.optimizer.state.clear()
-        self._step.optimizer.state.update(slots)
+        put_back(self._step.optimizer, before)
         for observer, state in zip(self._step.observers, states, strict=True):
             observer.state = state
 

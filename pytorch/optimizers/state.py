@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,10 @@ import torch
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import LAYER_SLOTS
+from allstep.common.data.formats.map_style import seeded
+from allstep.common.data.passed_over import tell
 from allstep.pytorch.kept.network_state import array_shape, can_be_kept, can_train
+from allstep.pytorch.kept.snapshot import copied, is_same
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
@@ -89,49 +91,48 @@ class CanonicalSlots:
 class OwnState:
     """The state of any torch optimizer, by its own names: tensors and numbers of each weight, numbers of each group.
 
-    Which these are shows in a step without gradients, which is taken back. The methods are those of `CanonicalSlots`.
+    Which these are shows in two steps, which are taken back. The methods are those of `CanonicalSlots`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take that step. Raises UserError, which names it, if the optimizer remembers what cannot be kept."""
+        """Take these steps. Raises UserError, which names it, if the optimizer remembers what cannot be kept."""
         self._optimizer, self._kind = optimizer, type(optimizer).__name__
+        if callable(getattr(optimizer, "eval", None)):
+            raise self._refused("has other weights for validation, of its eval(), which a run does not call")
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        weights, options = [parameter.detach().clone() for parameter in parameters], _options(optimizer)
-        attributes = {name: value for name, value in vars(optimizer).items() if isinstance(value, Number)}
-        known = [set(group) for group in optimizer.param_groups]
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        try:
-            optimizer.step()
-        except Exception as error:
-            raise self._refused(f"cannot take a step without a closure and without gradients: {error}") from error
+        attributes = {name: copied(one) for name, one in vars(optimizer).items() if name not in _OF_TORCH}
+        before, outcomes = remembered(optimizer), []
+        for _ in range(2):
+            put_back(optimizer, before)
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            try:
+                with seeded(), torch.random.fork_rng():
+                    torch.manual_seed(0)  # of GPUs as well
+                    optimizer.step()
+            except Exception as error:
+                raise self._refused(f"cannot take a step without a closure: {error}") from error
+            outcomes.append([getattr(one, "to_local", one.detach)().clone() for one in parameters])
         self._like = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in parameters}
         self._group_like = [
-            {name: value for name, value in after.items() if value != before.get(name)}
-            for before, after in zip(options, _options(optimizer), strict=True)
+            {name: value for name, value in new.items() if isinstance(value, _NUMBERS) and value != old.get(name)}
+            for old, new in zip(before[1], optimizer.param_groups, strict=True)
         ]
         if others := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
             raise self._refused(f"remembers {others[0]} for no weight")
-        changed = [name for name, value in attributes.items() if vars(optimizer).get(name) != value]
+        changed = [name for name, one in attributes.items() if not is_same(one, vars(optimizer).get(name))]
         if outside := [*changed, *_kept_outside(optimizer, {id(one) for one in parameters})]:
             raise self._refused(f"remembers {outside[0]} outside of its state")
         for state in self._like.values():
             for slot, value in state.items():
-                if isinstance(value, torch.Tensor) and can_be_kept(value.dtype):
-                    continue
-                if value is not None and not isinstance(value, (bool, int, float)):
+                is_number = value is None or isinstance(value, _NUMBERS)
+                if not (can_be_kept(value.dtype) if isinstance(value, torch.Tensor) else is_number):
                     raise self._refused(f"remembers {slot} as {getattr(value, 'dtype', type(value).__name__)}")
         if any("lr" in changed for changed in self._group_like):
             raise self._refused("changes its learning rate, which is the run's (lr_decay, warmup_epochs)")
-        optimizer.state.clear()
-        for group, before, names in zip(optimizer.param_groups, options, known, strict=True):
-            group.update(before)
-            for name in group.keys() - names:  # such as a count of steps that begins with the first one
-                del group[name]
-        with torch.no_grad():
-            for parameter, before in zip(parameters, weights, strict=True):
-                parameter.copy_(before)
-                parameter.grad = None
+        put_back(optimizer, before)
+        if not all(torch.allclose(one, other, equal_nan=True) for one, other in zip(*outcomes, strict=True)):
+            raise self._refused("steps otherwise from the same state, so that it remembers more than that")
 
     def _refused(self, why: str) -> UserError:
         return UserError(
@@ -152,6 +153,9 @@ class OwnState:
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in named:
             for slot, value in self._optimizer.state.get(parameter, {}).items():
+                like = self._like.get(parameter, {}).get(slot)
+                if getattr(value, "shape", ()) != getattr(like, "shape", None if like is None else ()):
+                    tell(f"the optimizer {self._kind} changes what it remembers as {slot}: --resume will be refused")
                 if value is not None:
                     yield f"optimizer/{name}/{slot}", _as_tensor(value)
         for number, options in enumerate(self._group_like):
@@ -179,12 +183,28 @@ class OwnState:
 OptimizerState = CanonicalSlots | OwnState
 """The part of a checkpoint whose names begin with `optimizer/`."""
 _GROUP = "param_groups."
+_OF_TORCH = {"state", "param_groups", "defaults"}
+_NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
-def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the numbers among the options of each group."""
-    numbers = (bool, int, float)
-    return [copy.copy({k: v for k, v in group.items() if isinstance(v, numbers)}) for group in optimizer.param_groups]
+def remembered(optimizer: torch.optim.Optimizer) -> tuple[dict, list[dict[str, Any]], dict]:
+    """Return a copy of the slots of weights, of the options of groups and of the weights, for `put_back`."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    weights = {parameter: parameter.detach().clone() for group in groups for parameter in group["params"]}
+    return {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}, groups, weights
+
+
+@torch.no_grad()
+def put_back(optimizer: torch.optim.Optimizer, before: tuple[dict, list[dict[str, Any]], dict]) -> None:
+    """Put back what `remembered` returned, without gradients."""
+    optimizer.state.clear()
+    optimizer.state.update({parameter: copy.deepcopy(own) for parameter, own in before[0].items()})
+    for group, options in zip(optimizer.param_groups, before[1], strict=True):
+        group.clear()  # of a count of steps, say, that begins with the first one
+        group.update(options)
+    for parameter, weight in before[2].items():
+        parameter.copy_(weight)
+        parameter.grad = None
 
 
 def _kept_outside(optimizer: torch.optim.Optimizer, parameters: Container[int]) -> Iterator[str]:
@@ -197,8 +217,7 @@ def _kept_outside(optimizer: torch.optim.Optimizer, parameters: Container[int]) 
             return any(map(holds, value.values() if isinstance(value, dict) else value))
         return isinstance(value, torch.Tensor) and id(value) not in parameters
 
-    others = vars(optimizer).keys() - {"state", "param_groups", "defaults"}
-    return (name for name in sorted(others) if holds(vars(optimizer)[name]))
+    return (name for name, value in sorted(vars(optimizer).items()) if name not in _OF_TORCH and holds(value))
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from allstep.common.base.errors import UserError
-from allstep.common.config.train_config import OptimizerConfig
+from allstep.common.config.train_config import OWN_OPTIMIZER, OptimizerConfig
 from allstep.pytorch.optimizers import build_optimizer, with_whole_norms, without_fused_kernels
 from allstep.pytorch.optimizers.state import OwnState
 from allstep.pytorch.session import flags_of
@@ -148,10 +148,89 @@ class Wrapper(torch.optim.Optimizer):
         self.base.step()
 
 
-@pytest.mark.parametrize(("build", "name"), [(Lookahead, "slow"), (Wrapper, "base")])
-def test_optimizers_with_a_state_that_checkpoints_would_lack_are_refused(build, name):
-    with pytest.raises(UserError, match=f"received {build.__name__}, which remembers {name} outside of its state"):
+class Slowing(torch.optim.Optimizer):
+    """Optimizer whose steps become smaller by a count that it keeps anywhere but in its state."""
+
+    def __init__(self, parameters: list, count: list) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.count = count if type(self) is Slowing else None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        (self.count or _COUNT).append(1)
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(weight.grad / len(self.count or _COUNT))
+
+
+class Hidden(Slowing):
+    """Optimizer that counts in a variable of its module."""
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Optimizer that has other weights for validation (Defazio et al. 2024)."""
+
+    def eval(self) -> None:
+        """Change weights."""
+
+
+_COUNT = [1]
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (Lookahead, "Lookahead, which remembers slow outside of its state"),
+        (Wrapper, "Wrapper, which remembers base outside of its state"),
+        (lambda weights: Slowing(weights, [1]), "Slowing, which remembers count outside of its state"),
+        (lambda weights: Hidden(weights, []), "Hidden, which steps otherwise from the same state"),
+        (ScheduleFree, "ScheduleFree, which has other weights for validation"),
+    ],
+)
+def test_optimizers_with_a_state_that_checkpoints_would_lack_are_refused(build, line):
+    with pytest.raises(UserError, match=f"received {line}"):
         OwnState(build([torch.nn.Parameter(torch.ones(2))]))
+
+
+class Anchored(torch.optim.SGD):
+    """Optimizer that draws weights to those at its beginning, and counts steps as NumPy does."""
+
+    def __init__(self, parameters: list) -> None:
+        super().__init__(parameters, lr=0.1)
+        for weight in parameters:
+            self.state[weight].update(start=weight.detach().clone(), count=np.int64(0))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["count"] += 1
+            weight.sub_(0.1 * (weight.grad + weight - self.state[weight]["start"]))
+
+
+def test_state_that_an_optimizer_brings_stays():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = Anchored([weight])
+    kept = {name: one.numpy() for name, one in OwnState(optimizer).export([("w", weight)], 0)}
+    assert kept["optimizer/w/start"].tolist() == [1, 1] and kept["optimizer/w/count"] == 0
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((2,), 0.9))
+
+
+def test_state_of_another_shape_than_before_is_told(capfd):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = Anchored([weight])
+    state = OwnState(optimizer)
+    optimizer.state[weight]["start"] = torch.ones(3)
+    list(state.export([("w", weight)], 1))
+    assert "Anchored changes what it remembers as start: --resume will be refused" in capfd.readouterr().err
+
+
+def test_groups_may_have_options_of_their_own():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": weights[:1], "momentum": 0.9}, {"params": weights[1:]}]
+    assert flags_of(torch.optim.SGD(groups, lr=0.1)) == {"optimizer": OWN_OPTIMIZER, "base_lr": 0.1}
+    with pytest.raises(UserError, match="an optimizer with a learning rate lr, received Optimizer"):
+        flags_of(torch.optim.Optimizer(weights, {}))
 
 
 class Counting(torch.optim.SGD):
