@@ -56,7 +56,7 @@ class BaseSession:
             train: inputs and targets as a pair of arrays (images with channels last) or torch tensors (channels first);
                 a map-style data set of torch; an object with `__len__` and `read(indices, epoch)`; or a `Dataset`, with
                 both parts.
-            validation: the same, or None to hold out a share of `train`.
+            validation: the same; or None, if `train` is a pair of these, or to hold out a share of it.
             optimizer: a name of `--optimizer`, or any optimizer of the framework's kind. The first learning rate of its
                 groups, or of its optimizers, that is not 0 is the flag base_lr; the others stay in proportion to it.
                 Strategies of tf.distribute need a function that builds it, and base_lr.

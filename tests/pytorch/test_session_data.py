@@ -62,6 +62,16 @@ class Batches(keras.utils.PyDataset):
         return PIXELS[index : index + 10], LABELS[index : index + 10].numpy()
 
 
+class Read:
+    """Object with a method that reads, and forgets an argument."""
+
+    def __len__(self):
+        return 4
+
+    def read(self, indices):
+        return indices, indices
+
+
 def opened(samples, validation=None, **flags):
     return as_dataset(samples, validation, DataConfig(**flags), where="the samples")
 
@@ -151,6 +161,8 @@ def test_fields_of_a_mapping_are_named_or_chosen_by_flags(capfd):
         (Stream(), "a map-style data set, .* received Stream, whose samples cannot be read by their number"),
         (DataLoader(TENSORS), "received DataLoader, .*; give its dataset"),
         (Batches(), "received Batches"),
+        (Samples(lambda index: (IMAGES[index], (int(LABELS[index]), 0.5))), r"one target .*, received \(0, 0.5\)"),
+        (Read(), r"expected read\(\) to return .* received TypeError: .*unexpected keyword argument 'epoch'"),
         (Subset(TENSORS, []), "at least 1 sample"),
         ((IMAGES.numpy(), LABELS), r"have the shape \(3, 9, 8\), which looks like channels first; .*to \(9, 8, 3\)"),
         ((torch.from_numpy(PIXELS), LABELS), r"have the shape \(9, 8, 3\), which looks like channels last"),
@@ -164,6 +176,27 @@ def test_data_that_cannot_be_read_is_refused_in_a_line(samples, expected):
         dataset = opened(samples, samples)
         dataset.train.read(np.arange(4), epoch=0)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        random_split(TENSORS, [32, 8]),
+        (IMAGES[:32], LABELS[:32], IMAGES[32:], LABELS[32:]),
+        [(PIXELS[:32], LABELS[:32]), (PIXELS[32:], LABELS[32:])],
+    ],
+    ids=["random_split", "four", "pairs"],
+)
+def test_two_parts_in_one_object(parts):
+    dataset = opened(parts)
+    assert (len(dataset.train), len(dataset.validation), dataset.input_shape) == (32, 8, (9, 8, 3))
+
+
+def test_lists_are_inputs_and_targets_or_samples():
+    dataset = opened(([[1.0, 2.0]] * 4, [0, 1, 1, 0]))
+    assert (dataset.input_shape, len(dataset.train) + len(dataset.validation)) == ((2,), 4)
+    dataset = opened([(PIXELS[index], int(LABELS[index])) for index in range(4)])
+    assert (dataset.input_shape, len(dataset.train) + len(dataset.validation)) == ((9, 8, 3), 4)
 
 
 def test_parts_of_different_layouts_are_compared():

@@ -130,6 +130,10 @@ class MapStyle:
             before = draws()
             sample, target = self._pair(self._read(0), tells=True)
             is_drawn = draws() != before
+        if isinstance(target, tuple) and len({np.asarray(plain(one)).dtype.kind for one in target}) > 1:
+            raise UserError(
+                f"expected one target in each sample of {self.where}, received {quote(target)}; return one, or an array"
+            )
         with seeded():
             again, _ = self._pair(self._read(0))
         if not np.array_equal(np.asarray(sample), np.asarray(again)) and apparent_rank() == 0:

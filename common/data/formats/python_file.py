@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.user_file import call, import_function, parse
+from allstep.common.catalog.user_file import call, call_often, import_function, parse
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import hold_out
@@ -36,14 +36,13 @@ def load(config: DataConfig) -> Dataset:
     samples = call(import_function(*file, "--dataset"), flag="--dataset")
     if isinstance(samples, Dataset):
         return samples
-    train, validation = _parts(samples)
-    return as_dataset(train, validation, config, where=where)
+    return as_dataset(samples, None, config, where=where)
 
 
 def _parts(samples: Any) -> tuple[Any, Any]:
     """Return training and validation samples; the latter may be None."""
     if isinstance(samples, (tuple, list)):
-        if len(samples) == 4:
+        if len(samples) == 4 and not is_map_style(samples):
             return tuple(samples[:2]), tuple(samples[2:])
         if len(samples) == 2 and all(_is_split(part) for part in samples):
             return samples[0], samples[1]
@@ -51,7 +50,9 @@ def _parts(samples: Any) -> tuple[Any, Any]:
 
 
 def _is_split(part: Any) -> bool:
-    return isinstance(part, (tuple, list)) or hasattr(part, "read") or is_map_style(part)
+    if isinstance(part, (tuple, list)):  # not of labels
+        return len(part) == 2 and all(hasattr(one, "__len__") for one in part)
+    return hasattr(part, "read") or is_map_style(part)
 
 
 def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -> Dataset:
@@ -60,10 +61,12 @@ def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -
     Raises UserError if a split is something else, and as `describe` does.
 
     Args:
-        validation: None to hold out a share of `train`.
+        validation: None to take the second part of `train`, or to hold out a share of it.
         where: name of the data set in error messages.
         task: `DataConfig.task`.
     """
+    if validation is None:
+        train, validation = _parts(train)
     if config.data_workers and not is_map_style(train):
         raise UserError(f"--data-workers (data_workers) needs a map-style data set, and {where} is none; leave it out")
     split = as_split(train, where, config)
@@ -110,15 +113,14 @@ class CheckedSplit:
         self.may_augment = getattr(samples, "may_augment", False)
         targets = getattr(samples, "targets", None)
         self.targets = None if targets is None else targets_of(targets, f"the targets of {where}")
-        self.convert: Callable[[np.ndarray], np.ndarray] = lambda read: (
-            read
-        )  # `labels.Meaning.convert`, once it is known
+        # `labels.Meaning.convert`, once it is known
+        self.convert: Callable[[np.ndarray], np.ndarray] = lambda read: read
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        inputs, targets = self.samples.read(indices, epoch=epoch)
+        inputs, targets = call_often(self.samples.read, indices, epoch=epoch, flag=self.where)
         inputs = inputs_of(inputs, f"the inputs of {self.where}", indices)
         targets = targets_of(targets, f"the targets of {self.where}", indices)
         if not len(inputs) == len(targets) == len(indices):
