@@ -22,6 +22,10 @@ RUNNING = ("running_mean", "running_var")
 """Ends of the names of running statistics."""
 FROZEN = "frozen "
 """Begin of the names of weights that are not trained, among buffers."""
+SENT_BUFFER = "sent "
+"""Begin of the names of buffers for which the next call has rank 0's, among buffers."""
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+"""Kinds of collectives by which one rank gives values to another."""
 TENSOR_PARALLEL = "tensor parallel"
 """Operation of a wrapper by which ranks share the work on the same samples."""
 APPLIED = "applied"
@@ -169,6 +173,16 @@ class Forward(Record):
     """Whether an installed library calls the model, such as a trainer."""
     gathers: bool = False
     """Whether the call gathers values of other ranks, such as their features."""
+
+
+@dataclass(frozen=True)
+class Kept(Record):
+    """Variables of the script after one of the first steps: digests by names, with lines if these are known."""
+
+    averages: dict[str, str]
+    """Tensors that the script updates as moving averages, such as the centre of a teacher's outputs."""
+    generators: dict[str, str]
+    """Generators of random numbers."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from allstep.commands.prove.checks.rates import warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
-from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, TENSOR_PARALLEL, Loop, LoopEnd, Unseen, Yielded
+from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, Loop, LoopEnd, Unseen, Yielded
 from allstep.commands.prove.runs import Rank, Runs
 
 
@@ -93,8 +93,8 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "gradients and weights between averages of weights (local SGD)"
     if any(has_shards(run, number) for number in range(1, run.num_optimizers + 1)):
         yield "weights, gradients and states of optimizers to which the script gives shards"
-    if run.has(TENSOR_PARALLEL):
-        yield "samples, for ranks share the work on the same ones (tensor parallelism)"
+    if run.shares_work:
+        yield "samples, for ranks share the work on the same ones (tensor parallelism, or stages of a pipeline)"
     if any(not step.weights and not step.sharded for step in rank.steps()[1:]):
         yield "weights in some steps"
     yield f"learning rates and weights after step {len(rank.steps())}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from allstep.commands.prove.phases import validations
 from allstep.commands.prove.records import (
     HOROVOD_JOIN,
     JOIN,
+    POINT_TO_POINT,
+    TENSOR_PARALLEL,
     Batch,
     Collective,
     Ended,
@@ -29,6 +34,8 @@ from allstep.commands.prove.records import (
 )
 
 Kind = TypeVar("Kind", bound=Record)
+_FIRST_STEPS = 3
+"""Steps whose losses tell whether ranks share the work on the same samples."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +201,24 @@ class Run:
         """Return whether a wrapper or a reduction of Horovod has an operation, such as ADASUM."""
         records = (one for rank in self.ranks for one in rank.records if isinstance(one, (Wrapped, Collective)))
         return any(one.operation == operation for one in records)
+
+    @cached_property
+    def shares_work(self) -> bool:
+        """Whether ranks share the work on the same samples: by tensor parallelism, or as stages of a pipeline.
+
+        Only the last stage of a pipeline has a loss. Tensor parallelism written by hand gives ranks other weights, and
+        the same losses.
+        """
+        first = list(itertools.islice(self.steps(), _FIRST_STEPS))
+        if self.has(TENSOR_PARALLEL) or self.num_ranks == 1 or len(first) < _FIRST_STEPS:
+            return self.has(TENSOR_PARALLEL)
+        losses = [[step.loss for step in steps if step.loss is not None] for steps in first]
+        calls = (one for rank in self.ranks for one in rank.all(Collective))
+        if any(one.kind in POINT_TO_POINT for one in calls):
+            return all(0 < len(own) < self.num_ranks for own in losses)
+        are_equal = all(len(own) == self.num_ranks and np.ptp(own) <= 1e-5 * np.abs(own).max() for own in losses)
+        differ = [len({step.weights.get(name) for step in first[0]}) > 1 for name in first[0][0].weights]
+        return are_equal and losses[0] != losses[1] and any(differ) and first[0][0].gradients != first[0][1].gradients
 
     @property
     def writes(self) -> list[Write]:

@@ -55,4 +55,5 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
     lines = [verdict] if isinstance(verdict, str) else []
     if not names & {"uneven-batches", "collective-left-out", *_OTHER_STEPS}:
         lines += cooperation.may_be_uneven(runs.together)
+    lines += samples.may_be_same(runs.together)
     return [*lines, *randomness.may_be_wrong(runs, names)]

@@ -22,6 +22,7 @@ from allstep.commands.prove.records import (
     AVERAGES_WEIGHTS,
     BACKWARD,
     RUNNING,
+    SENT_BUFFER,
     TENSOR_PARALLEL,
     Collective,
     EarlyChange,
@@ -150,12 +151,27 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
             "numbers of the data-parallel dimension",
             step.line,
         )
+    if factor := _factor_between(steps, names):
+        return Finding(
+            "gradients-not-averaged",
+            "ranks multiply averaged gradients by factors of their own, as when each clips by another norm",
+            f"{evidence}: those of rank 1 are {factor:.3g} times those of rank 0",
+            "clip averaged gradients on all ranks alike, by the same bound and the norm of the same gradients",
+            step.line,
+        )
     if others:
         evidence += f", and the same of {others} other weights"
         which, what = "gradients-partly-averaged", "each rank applies its own gradients of some weights"
     else:
         which, what = "gradients-not-averaged", "each rank applies its own gradients"
     return Finding(which, f"{what}: nothing averages them", evidence, _averaging(rank, step), step.line)
+
+
+def _factor_between(steps: Sequence[Step], names: Sequence[str]) -> float | None:
+    """Return the ratio of the gradients of rank 1 to those of rank 0, if these are proportional."""
+    first, second = ({one.name: one.applied for one in step.gradients if one.name in names} for step in steps[:2])
+    pairs = [(np.array(second.get(name)), np.array(one)) for name, one in first.items() if one and second.get(name)]
+    return _factor(pairs) if len(pairs) == len(names) else None
 
 
 def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:
@@ -301,7 +317,7 @@ def _compares_ranks(runs: Runs) -> bool:
 def _has_buffers_apart(run: Run) -> bool:
     """Return whether the models of ranks begin with other constants, by which their losses differ."""
     first = [next((one.buffers for one in rank.forwards(training=True) if one.buffers), {}) for rank in run.ranks]
-    return any(not name.endswith(RUNNING) for name in differing(first))
+    return any(not name.endswith(RUNNING) and not name.startswith(SENT_BUFFER) for name in differing(first))
 
 
 def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import FROZEN, RUNNING, Forward, Wrapped, Yielded
+from allstep.commands.prove.records import FROZEN, RUNNING, SENT_BUFFER, Forward, Kept, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -15,7 +16,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     run = runs.together
     if run.num_ranks == 1:
         return
-    if (same := _same_draws(run)) and not same[0].by_library:
+    if (same := _same_draws(run)) and not same[0].by_library and not run.shares_work:
         forward, evidence = same
         yield Finding(
             "dropout-same",
@@ -61,6 +62,21 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
         yield (
             f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
             "its own, else: send rank 0's to all, average them, or use SyncBatchNorm"
+            if not names[0].startswith(SENT_BUFFER)
+            else f"ranks compute other values of {listed([name.removeprefix(SENT_BUFFER) for name in names])} in each "
+            f"call ({line}), and the next one has rank 0's, which DistributedDataParallel sends; right where those are "
+            "enough, else: gather or average over the ranks what is put there"
+        )
+    kept = [list(together) for together in zip(*(rank.all(Kept) for rank in run.ranks), strict=False)]
+    for name in () if {"weights-differ", "weights-part"} & {*found} else _kept(kept, "averages", are_equal=False):
+        yield (
+            f"the script averages {name} over steps, and ranks have other values of it; right where each rank is to "
+            "have its own, else: average over the ranks what is added, as of the centre of a teacher's outputs"
+        )
+    for name in _kept(kept, "generators", are_equal=True):
+        yield (
+            f"ranks draw the same random numbers from {name} in each step; right where ranks are to choose alike, or "
+            "each takes its share of what is drawn, else: seed it with seed + rank"
         )
     states = [_states_of_batches(rank) for rank in run.ranks[:2]]
     if not same and any(
@@ -72,6 +88,16 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
             "changes the samples of both alike; right where that is meant, else: seed each rank's generators with "
             "seed + rank"
         )
+
+
+def _kept(together: Sequence[Sequence[Kept]], field: str, *, are_equal: bool) -> Iterator[str]:
+    """Yield the variables that change in each step, and are always equal on all ranks, or never."""
+    looks = [[getattr(one, field) for one in own] for own in together]
+    for name in looks[0][0] if len(looks) > 2 else ():
+        digests = [[one.get(name) for one in own] for own in looks]
+        changes = all(before[0] != after[0] for before, after in itertools.pairwise(digests))
+        if changes and all(None not in own and (len({*own}) == 1) == are_equal for own in digests):
+            yield name
 
 
 def _same_draws(run: Run) -> tuple[Forward, str] | None:
@@ -101,7 +127,8 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
             digests = [[one.get(name) for one in buffers] for buffers in own]
             differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
             is_kept = name.startswith(FROZEN)
-            is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
+            is_same = all(len(one) > 1 == len({*one}) for one in digests)
+            is_constant = is_kept or (is_same and not is_asked_for and not name.startswith(SENT_BUFFER))
             if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
     return found

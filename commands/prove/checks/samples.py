@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.records import TENSOR_PARALLEL, Forward, Loop, LoopEnd, Yielded
+from allstep.commands.prove.records import Forward, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -18,7 +18,8 @@ def check(runs: Runs) -> Iterator[Finding]:
     if run.num_ranks == 1:
         return
     undivided = _undivided(runs)  # then epochs repeat samples for that reason
-    if (finding := _same_samples(run)) or (not undivided and isinstance(finding := sharing.judge(runs), Finding)):
+    finding = _same_samples(run)
+    if isinstance(finding, Finding) or (not undivided and isinstance(finding := sharing.judge(runs), Finding)):
         yield finding
     if undivided:
         yield undivided
@@ -43,8 +44,14 @@ def is_same(first: Sequence[str], second: Sequence[str]) -> bool:
     return len({*first} & {*second}) > MOST * min(len({*first}), len({*second}))
 
 
-def _same_samples(run: Run) -> Finding | None:
-    if run.has(TENSOR_PARALLEL):
+def may_be_same(run: Run) -> Iterator[str]:
+    """Yield samples that are the same on all ranks, of which each rank's loss may take a share."""
+    if run.num_ranks > 1 and isinstance(same := _same_samples(run), str):
+        yield same
+
+
+def _same_samples(run: Run) -> Finding | str | None:
+    if run.shares_work:
         return None
     sites = _sites(run)
     same_sites = [site for site in sites if _alike(_steps_at(run, [site]))]
@@ -56,6 +63,11 @@ def _same_samples(run: Run) -> Finding | None:
         return None
     first, second, same = alike
     batch, other = steps[first][same[0]], steps[second][same[0]]
+    if len(same) > 1 and all({*steps[first][step]} == {*batch} for step in same) and _has_own_losses(run):
+        return (
+            f"every rank calls the model with the same {len({*batch})} samples in each step ({same_sites[0]}); right "
+            "where its loss is that of a share of them, as of the nodes of a graph, else: give each rank its own share"
+        )
     loops = run.ranks[0].training_loops
     return Finding(
         "same-samples",
@@ -65,6 +77,11 @@ def _same_samples(run: Run) -> Finding | None:
         sharing.mend(run.ranks[0]),
         loops[0].line if loops else same_sites[0],
     )
+
+
+def _has_own_losses(run: Run) -> bool:
+    losses = [[step.loss for step in steps] for steps in run.steps()]
+    return not any(None in own or len({*own}) == 1 for own in losses)
 
 
 def _sites(run: Run) -> list[str]:

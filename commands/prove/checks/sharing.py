@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.records import TENSOR_PARALLEL, Held, Loop, LoopEnd, Yielded
+from allstep.commands.prove.records import Held, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
@@ -20,7 +20,7 @@ def judge(runs: Runs) -> Finding | str | None:
     """Return what is wrong with how ranks share the data set, or a line on what may be, if the steps do not show it."""
     run = runs.together
     loops = [rank.training_loops for rank in run.ranks]
-    if run.num_ranks == 1 or run.has(TENSOR_PARALLEL):
+    if run.num_ranks == 1 or run.shares_work:
         return None
     if not all(loops):
         return _without_loops(run)

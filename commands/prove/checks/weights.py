@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.records import AVERAGES_WEIGHTS, Step
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, TENSOR_PARALLEL, Step
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
@@ -70,8 +70,11 @@ def check_later(runs: Runs) -> Iterator[Finding]:
 def has_shards(run: Run, optimizer: int) -> bool:
     """Return whether a script gives each rank weights of its own to step, as a ZeRO written by hand does.
 
-    They are other weights of a model, or flat copies of weights, which no backward pass reaches.
+    They are other weights of a model, or flat copies of weights, which no backward pass reaches; or the ranks share the
+    work on a model without the library's tensor parallelism.
     """
+    if run.shares_work and not run.has(TENSOR_PARALLEL):
+        return True
     first = next(run.steps(optimizer), ())
     names = [{*step.weights} for step in first]
     if not names or not all(names):

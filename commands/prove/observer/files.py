@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.prove.observer.observer import Observer
+from allstep.commands.prove.observer.importing import hook_modules
+from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.records import Write
 
 _WRITING = os.O_WRONLY | os.O_RDWR
@@ -33,7 +34,16 @@ def install(observer: Observer) -> None:
             if is_written and isinstance(path, (str, os.PathLike)):
                 note_write(observer, path, seen)
 
+    def observe_hdf5(
+        _file: Any, name: Any = None, mode: str = "r", driver: str | None = None, *_args: Any, **_kwargs: Any
+    ) -> Generator[None, Any, None]:
+        if mode != "r" and driver is None and isinstance(name, (str, os.PathLike)):
+            note_write(observer, name, seen)
+        yield
+
     sys.addaudithook(observer.quiet("written files", audit))
+    around = observer.around("files written by HDF5", observe_hdf5)  # which opens its files in C
+    hook_modules(observer, {"h5py._hl.files": lambda module: replace(module.File, "__init__", around)})
 
 
 def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> None:

@@ -95,12 +95,15 @@ class Observer:
 
     def callers(self) -> tuple[str, ...]:
         """Return all lines of the script that are being run, from the innermost to the outermost."""
-        frame, lines = sys._getframe(1), []
+        return tuple(f"{self._name}:{frame.f_lineno}" for frame in self.frames())
+
+    def frames(self) -> Iterator[FrameType]:
+        """Yield the frames of the script, from the innermost to the outermost."""
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename in self._script:
-                lines.append(f"{self._name}:{frame.f_lineno}")
+                yield frame
             frame = frame.f_back
-        return tuple(lines)
 
     def line_of_main(self) -> str:
         """Return `line()`, or the main thread's line if this thread runs no line of the script."""

@@ -14,7 +14,7 @@ from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.records import Collective, World, Wrapped
+from allstep.commands.prove.records import POINT_TO_POINT, Collective, World, Wrapped
 
 _COLLECTIVES = (
     "all_gather",
@@ -33,6 +33,7 @@ _COLLECTIVES = (
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
+    *POINT_TO_POINT,
 )
 _RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 """Names of collectives in torch 2.14, in which the function of the old name calls that of the new name."""

@@ -25,6 +25,7 @@ from allstep.commands.prove.observer.pytorch_values import (
     some_bytes,
     some_values,
 )
+from allstep.commands.prove.observer.pytorch_variables import Variables
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import APPLIED, BACKWARD, EarlyChange, Gradient, Projections, Sent, Step
@@ -50,9 +51,11 @@ class Optimizers:
         self._num_steps: dict[int, int] = {}  # by optimizer
         self._origins: dict[int, int] = {}  # by parameter
         self._pending: Step | None = None
+        self.loss_scale = 1.0  # by which losses and gradients are divided, as the script's scaler does
         self._outer: torch.optim.Optimizer | None = None
         self._by_gradient: dict[int, torch.Tensor] = {}  # parameters by the address of their gradients
         self._losses: list[float | None] = []  # of the backward passes whose gradients add up
+        self._variables = observer.quiet("variables of the script", Variables(observer).look)
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Register hooks that record the gradients of an optimizer's parameters before they are reduced."""
@@ -67,7 +70,7 @@ class Optimizers:
     def _add_local(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         self._observer.progress.note_backward()
         self._by_gradient.clear()
-        new = self._projected(gradient)
+        new = tuple(value / self.loss_scale for value in self._projected(gradient) or ()) or None
         if parameter.grad is None or is_zero(parameter.grad):  # else a further pass accumulates
             self._local[id(parameter)] = new
             return
@@ -79,7 +82,7 @@ class Optimizers:
         parameter = self._hooked.get(next(iter(self._local), 0))
         if parameter is None or not _has_gradient(parameter):
             self._losses.clear()
-        self._losses.append(finite(float(loss.detach().to("cpu"))))
+        self._losses.append(finite(float(loss.detach().to("cpu")) / self.loss_scale))
 
     def note_sent(self, tensor: Any) -> None:
         """Record the gradients that the script itself sends to be averaged, alone or in one vector."""
@@ -230,6 +233,8 @@ class Optimizers:
             for parameter in group["params"]:
                 self._local.pop(id(parameter), None)
         self._observer.write(step)
+        if step.optimizer == 1:
+            self._variables()
         size = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
         if self._observer.progress.end_step(0, step.optimizer, (bool(step.wrapper), size)):
             self._observer.stop()
@@ -299,6 +304,10 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
     def observe_hook(tensor: torch.Tensor, hook: Any) -> Generator[Arguments, Any, None]:
         yield (tensor, optimizers.around_hook(tensor, hook) if isinstance(tensor, torch.nn.Parameter) else hook), {}
 
+    def observe_scale(scaler: torch.amp.GradScaler, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        yield
+        optimizers.loss_scale = scaler.get_scale()
+
     def observe_unscale(scaler: torch.amp.GradScaler, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
         if scaler.is_enabled():
             optimizers.before_change("unscaled")
@@ -306,6 +315,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace_everywhere("torch.nn.utils", clip_grad, name, observer.around("clipping", observe_clip))
+    replace(torch.amp.GradScaler, "scale", observer.around("scaled losses", observe_scale))
     replace(torch.amp.GradScaler, "unscale_", observer.around("scaled gradients", observe_unscale))
     replace(torch.optim.Optimizer, "add_param_group", observer.around("optimizers", observe_group))
     replace(torch.Tensor, "register_hook", observer.around("hooks of gradients", observe_hook))

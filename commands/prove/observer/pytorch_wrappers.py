@@ -40,9 +40,9 @@ class Wrappers:
         """Return whether FSDP shards a parameter."""
         return id(parameter) in self._sharded
 
-    def is_kept_alike(self, tensor: torch.Tensor) -> bool:
-        """Return whether ranks have shards of a tensor, or DistributedDataParallel sends rank 0's in each call."""
-        return id(tensor) in self._sharded or id(tensor) in self._sent_buffers
+    def is_sent(self, tensor: torch.Tensor) -> bool:
+        """Return whether DistributedDataParallel sends rank 0's values of a tensor in each call."""
+        return id(tensor) in self._sent_buffers
 
     def note_forward(self, wrapper: DistributedDataParallel) -> None:
         """Note that DistributedDataParallel is called, and whether it will average."""
