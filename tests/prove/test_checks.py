@@ -11,10 +11,12 @@ from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.launching import failure_of
 from allstep.commands.prove.observer.observer import headline
 from allstep.commands.prove.records import (
+    SENT_BUFFER,
     Collective,
     Ended,
     Forward,
     HostCopy,
+    Kept,
     Loop,
     Resumed,
     Started,
@@ -90,6 +92,10 @@ def test_a_copy_from_the_gpu_in_every_step():
         ("no data here\nin any folder", "no data here"),
         ("", ""),
         (_GRAPH.format("\nThe input might not be valid.\n"), "The input might not be valid."),
+        (
+            _GRAPH.format("2 root error(s) found.\n  (0) ABORTED:  no data\n\n0 derived errors ignored."),
+            "(0) ABORTED:  no data",
+        ),
         (
             _GRAPH.format("\nValueError: no data\nTraceback:\n  File 'a'\n\nValueError: no data\n\n"),
             "ValueError: no data",
@@ -183,18 +189,37 @@ def test_files_of_one_line_are_one_finding():
         ((("a", "c"), ("b", "c")), False, [], 0),  # they are averaged, or sent
     ],
 )
-def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps):
+@pytest.mark.parametrize("begin", ["", SENT_BUFFER])
+def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps, begin):
     ranks = []
     for rank, own in zip(run().ranks, digests, strict=True):
-        values = iter((*own, None))
+        values = iter(own)
         records = [
-            replace(one, buffers={"mean": value}) if isinstance(one, Forward) and (value := next(values)) else one
+            replace(one, buffers={f"{begin}mean": next(values)}) if isinstance(one, Forward) and one.step < 3 else one
             for one in rank.records
         ]
         ranks.append(Rank((Wrapped("DistributedDataParallel", "", keeps_buffers=keeps_buffers), *records)))
     together = replace(run(), ranks=tuple(ranks))
+    if begin:  # the next call has rank 0's values, which may be meant
+        found, num_perhaps = [], num_perhaps + len(found)
     assert names(together) == found
     assert len(perhaps(Runs(ALONE, together), findings(Runs(ALONE, together)))) == num_perhaps
+
+
+@pytest.mark.parametrize(
+    ("averages", "generators", "num_perhaps"),
+    [
+        ("aabbcc", "aabbcc", 1),  # averaged over the ranks, and the same random numbers
+        ("abcdef", "abcdef", 1),  # each rank's own
+        ("aabccc", "ababab", 0),  # now and then apart; a generator that no step draws from
+    ],
+)
+def test_what_a_script_keeps_in_variables(averages, generators, num_perhaps):
+    kept = [Kept({"centre": average}, {"rng": state}) for average, state in zip(averages, generators, strict=True)]
+    ranks = [Rank((*one.records[:-1], *kept[one.number :: 2], one.records[-1])) for one in run().ranks]
+    runs = Runs(ALONE, replace(run(), ranks=tuple(ranks)))
+    assert findings(runs) == []
+    assert len(perhaps(runs, [])) == num_perhaps
 
 
 def test_an_optimizer_of_one_rank_is_left_out():

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 from allstep.commands.prove.observer.loops import may_stop
 from allstep.commands.prove.observer.progress import Progress
 from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, is_shard
+from allstep.commands.prove.observer.pytorch_variables import averaged
 from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.values import finite, projections
 
@@ -93,6 +94,24 @@ def test_any_kind_of_tensor_has_bytes(tensor):
 def test_records_have_no_number_of_a_script_that_diverges(value, is_kept):
     assert (finite(value) == value) == is_kept
     assert (projections(np.array([value])) is not None) == is_kept
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("for x in loader:\n    centre = 0.9 * centre + 0.1 * x", {"centre": 2}),
+        ("for x in loader:\n    centre.mul_(m).add_(x, alpha=1 - m)", {"centre": 2}),
+        ("for x in loader:\n    centre.data.lerp_(x, 0.1)", {"centre": 2}),
+        ("class A:\n    def f(self, x):\n        self.c = self.c * self.m + x * (1 - self.m)", {"c": 3}),
+        ("for x in loader:\n    x = 0.9 * x + 0.1 * noise", {}),  # a batch
+        ("for epoch in epochs:\n    h = start\n    for x in loader:\n        h = m * h + (1 - m) * x", {}),
+        ("for x in loader:\n    state = 0.9 * state + x", {}),  # such as that of a game
+        ("def f(x, c):\n    c = 0.9 * c + 0.1 * x\n    return c", {}),
+    ],
+)
+def test_moving_averages_in_the_text_of_a_script(text, expected, tmp_path):
+    (tmp_path / "script.py").write_text(text)
+    assert averaged(str(tmp_path / "script.py")) == expected
 
 
 def _play(progress: Progress, num_batches: int, accumulated: int) -> int:

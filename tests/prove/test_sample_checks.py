@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prove_records import names, run
+from prove_records import map_steps, names, run
 
 from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.observer.loops import may_end_early
@@ -137,6 +137,19 @@ def test_rank_0_alone_validates_between_epochs_of_other_lengths():
         more += [Loop(3, "train.py:5", 1), replace(call, loop=3), Loop(4, "train.py:5", 2), replace(call, loop=4)]
         ranks.append(Rank((*rank.records[:-1], *more, rank.records[-1])))
     assert names(replace(run(), ranks=tuple(ranks))) == []
+
+
+@pytest.mark.parametrize(("losses", "found", "num_perhaps"), [((0.6, 0.6), ["same-samples"], 0), ((0.6, 0.7), [], 1)])
+def test_a_whole_batch_of_which_each_rank_may_take_a_share(losses, found, num_perhaps):
+    """All nodes of a graph, with losses of some nodes on each rank."""
+    together = map_steps(run(), lambda rank, step: {"loss": losses[rank] / step.number})
+    ranks = [
+        Rank(tuple(replace(one, rows=("a", "b", "c")) if isinstance(one, Forward) else one for one in rank.records))
+        for rank in together.ranks
+    ]
+    runs = Runs(None, replace(together, ranks=tuple(ranks)))
+    assert [finding.name for finding in findings(runs)] == found
+    assert len(perhaps(runs, findings(runs))) == num_perhaps
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prove_records import ALONE, GRADIENTS, map_steps, names, run
+from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
 
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.observer.values import projections, stride
@@ -325,6 +325,38 @@ def test_losses_that_compare_samples_of_all_ranks(gathers):
 def test_the_loss_of_a_single_step_tells_nothing():
     ranks = [Rank(rank.records[:5]) for rank in map_steps(run(), lambda _, step: {"loss": 2.0}).ranks]
     assert names(replace(run(), ranks=tuple(ranks))) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind", "expected"),
+    [
+        ({0: None}, "send", []),  # stages of a pipeline, of which the last one has the loss
+        ({}, "all_reduce", []),  # parts of layers on each rank (tensor parallelism)
+        ({1: 1.5}, "isend", ["weights-differ", "gradients-not-averaged"]),  # a ring that averages, without a broadcast
+        ({1: 1.5}, "all_reduce", ["weights-differ", "gradients-not-averaged"]),
+    ],
+)
+def test_models_of_which_each_rank_has_a_part(losses, kind, expected):
+    """Oracle: each rank has weights and gradients of its own; the loss is the same, or one rank's."""
+
+    def change(rank, step):
+        [gradient] = step.gradients
+        own = replace(gradient, applied=gradient.local)
+        return {"gradients": (own,), "weights": {"w": f"{rank}"}, "loss": losses.get(rank, 1 / step.number)}
+
+    together = map_steps(with_more(Collective(kind, "", (4,), "train.py:8")), change)
+    assert names(together) == expected
+
+
+def test_averages_that_each_rank_clips_by_another_norm():
+    def change(rank, step):
+        [gradient] = step.gradients
+        own = tuple(0.5**rank * value for value in gradient.applied)
+        return {"gradients": (replace(gradient, applied=own),), "wrapper": "train.py:3"}
+
+    [finding] = findings(Runs(ALONE, map_steps(run(), change)))
+    assert finding.name == "gradients-not-averaged"
+    assert "0.5 times" in finding.evidence
 
 
 @pytest.mark.parametrize("name", ["parameter 0", "w"])

@@ -223,7 +223,8 @@ def headline(text: str) -> str:
         return causes[-1] if causes else lines[-1].strip()
     if not lines[0].startswith("Graph execution error"):
         return lines[0]
-    return [line for line in lines if line and not line[0].isspace()][-1]
+    roots = [line.strip() for line in lines if line.startswith("  (0) ")]
+    return (roots or [line for line in lines if line and not line[0].isspace()])[-1]
 
 
 def owner_of(name: str, kind: type) -> type:
