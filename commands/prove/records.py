@@ -22,8 +22,6 @@ RUNNING = ("running_mean", "running_var")
 """Ends of the names of running statistics."""
 FROZEN = "frozen "
 """Begin of the names of weights that are not trained, among buffers."""
-SENT_BUFFER = "sent "
-"""Begin of the names of buffers for which the next call has rank 0's, among buffers."""
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 """Kinds of collectives by which one rank gives values to another."""
 TENSOR_PARALLEL = "tensor parallel"

@@ -11,7 +11,6 @@ from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.launching import failure_of
 from allstep.commands.prove.observer.observer import headline
 from allstep.commands.prove.records import (
-    SENT_BUFFER,
     Collective,
     Ended,
     Forward,
@@ -189,19 +188,16 @@ def test_files_of_one_line_are_one_finding():
         ((("a", "c"), ("b", "c")), False, [], 0),  # they are averaged, or sent
     ],
 )
-@pytest.mark.parametrize("begin", ["", SENT_BUFFER])
-def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps, begin):
+def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps):
     ranks = []
     for rank, own in zip(run().ranks, digests, strict=True):
         values = iter(own)
         records = [
-            replace(one, buffers={f"{begin}mean": next(values)}) if isinstance(one, Forward) and one.step < 3 else one
+            replace(one, buffers={"mean": next(values)}) if isinstance(one, Forward) and one.step < 3 else one
             for one in rank.records
         ]
         ranks.append(Rank((Wrapped("DistributedDataParallel", "", keeps_buffers=keeps_buffers), *records)))
     together = replace(run(), ranks=tuple(ranks))
-    if begin:  # the next call has rank 0's values, which may be meant
-        found, num_perhaps = [], num_perhaps + len(found)
     assert names(together) == found
     assert len(perhaps(Runs(ALONE, together), findings(Runs(ALONE, together)))) == num_perhaps
 

@@ -106,7 +106,6 @@ def test_records_have_no_number_of_a_script_that_diverges(value, is_kept):
         ("for x in loader:\n    x = 0.9 * x + 0.1 * noise", {}),  # a batch
         ("for epoch in epochs:\n    h = start\n    for x in loader:\n        h = m * h + (1 - m) * x", {}),
         ("for x in loader:\n    state = 0.9 * state + x", {}),  # such as that of a game
-        ("def f(x, c):\n    c = 0.9 * c + 0.1 * x\n    return c", {}),
     ],
 )
 def test_moving_averages_in_the_text_of_a_script(text, expected, tmp_path):

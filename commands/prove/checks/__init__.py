@@ -50,10 +50,8 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
     """Return what may be wrong in addition to the findings."""
     if any(one.name in ("ranks-alone", "replicas-idle", "same-samples") for one in found):
         return []
-    verdict = sharing.judge(runs)
     names = {one.name for one in found}
-    lines = [verdict] if isinstance(verdict, str) else []
+    lines = [one for one in (sharing.judge(runs), samples.same_samples(runs.together)) if isinstance(one, str)]
     if not names & {"uneven-batches", "collective-left-out", *_OTHER_STEPS}:
         lines += cooperation.may_be_uneven(runs.together)
-    lines += samples.may_be_same(runs.together)
     return [*lines, *randomness.may_be_wrong(runs, names)]

@@ -22,7 +22,6 @@ from allstep.commands.prove.records import (
     AVERAGES_WEIGHTS,
     BACKWARD,
     RUNNING,
-    SENT_BUFFER,
     TENSOR_PARALLEL,
     Collective,
     EarlyChange,
@@ -317,7 +316,7 @@ def _compares_ranks(runs: Runs) -> bool:
 def _has_buffers_apart(run: Run) -> bool:
     """Return whether the models of ranks begin with other constants, by which their losses differ."""
     first = [next((one.buffers for one in rank.forwards(training=True) if one.buffers), {}) for rank in run.ranks]
-    return any(not name.endswith(RUNNING) and not name.startswith(SENT_BUFFER) for name in differing(first))
+    return any(not name.endswith(RUNNING) for name in differing(first))
 
 
 def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:

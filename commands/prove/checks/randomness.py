@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import FROZEN, RUNNING, SENT_BUFFER, Forward, Kept, Wrapped, Yielded
+from allstep.commands.prove.records import FROZEN, RUNNING, Forward, Kept, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -61,11 +61,7 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
     for line, names in () if explained else _buffers_apart(run, are_constant=False).items():
         yield (
             f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
-            "its own, else: send rank 0's to all, average them, or use SyncBatchNorm"
-            if not names[0].startswith(SENT_BUFFER)
-            else f"ranks compute other values of {listed([name.removeprefix(SENT_BUFFER) for name in names])} in each "
-            f"call ({line}), and the next one has rank 0's, which DistributedDataParallel sends; right where those are "
-            "enough, else: gather or average over the ranks what is put there"
+            "its own, or rank 0's, which DDP sends, are enough, else: gather or average them, or use SyncBatchNorm"
         )
     kept = [list(together) for together in zip(*(rank.all(Kept) for rank in run.ranks), strict=False)]
     for name in () if {"weights-differ", "weights-part"} & {*found} else _kept(kept, "averages", are_equal=False):
@@ -127,8 +123,7 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
             digests = [[one.get(name) for one in buffers] for buffers in own]
             differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
             is_kept = name.startswith(FROZEN)
-            is_same = all(len(one) > 1 == len({*one}) for one in digests)
-            is_constant = is_kept or (is_same and not is_asked_for and not name.startswith(SENT_BUFFER))
+            is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
             if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
     return found

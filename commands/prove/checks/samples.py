@@ -18,7 +18,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     if run.num_ranks == 1:
         return
     undivided = _undivided(runs)  # then epochs repeat samples for that reason
-    finding = _same_samples(run)
+    finding = same_samples(run)
     if isinstance(finding, Finding) or (not undivided and isinstance(finding := sharing.judge(runs), Finding)):
         yield finding
     if undivided:
@@ -44,14 +44,9 @@ def is_same(first: Sequence[str], second: Sequence[str]) -> bool:
     return len({*first} & {*second}) > MOST * min(len({*first}), len({*second}))
 
 
-def may_be_same(run: Run) -> Iterator[str]:
-    """Yield samples that are the same on all ranks, of which each rank's loss may take a share."""
-    if run.num_ranks > 1 and isinstance(same := _same_samples(run), str):
-        yield same
-
-
-def _same_samples(run: Run) -> Finding | str | None:
-    if run.shares_work:
+def same_samples(run: Run) -> Finding | str | None:
+    """Find samples that are the same on all ranks; a line on them, if each rank's loss may take a share of them."""
+    if run.shares_work or run.num_ranks == 1:
         return None
     sites = _sites(run)
     same_sites = [site for site in sites if _alike(_steps_at(run, [site]))]
@@ -63,7 +58,7 @@ def _same_samples(run: Run) -> Finding | str | None:
         return None
     first, second, same = alike
     batch, other = steps[first][same[0]], steps[second][same[0]]
-    if len(same) > 1 and all({*steps[first][step]} == {*batch} for step in same) and _has_own_losses(run):
+    if len(same) > 1 and all({*steps[first][step]} == {*batch} for step in same) and _have_own_losses(run):
         return (
             f"every rank calls the model with the same {len({*batch})} samples in each step ({same_sites[0]}); right "
             "where its loss is that of a share of them, as of the nodes of a graph, else: give each rank its own share"
@@ -79,9 +74,8 @@ def _same_samples(run: Run) -> Finding | str | None:
     )
 
 
-def _has_own_losses(run: Run) -> bool:
-    losses = [[step.loss for step in steps] for steps in run.steps()]
-    return not any(None in own or len({*own}) == 1 for own in losses)
+def _have_own_losses(run: Run) -> bool:
+    return all(len({step.loss for step in steps} - {None}) > 1 for steps in run.steps())
 
 
 def _sites(run: Run) -> list[str]:

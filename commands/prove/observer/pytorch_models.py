@@ -16,7 +16,7 @@ from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, so
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import FROZEN, RUNNING, SENT_BUFFER, Forward, HostCopy
+from allstep.commands.prove.records import FROZEN, RUNNING, Forward, HostCopy
 
 _FIRST_CALLS = 6
 """Calls of a model after which its buffers are recorded."""
@@ -112,21 +112,10 @@ class Models:
             named = {} if module.training else {name: one for name, one in named.items() if name.endswith(RUNNING)}
         elif module.training or is_frozen:
             named = frozen if is_frozen else named | frozen
-            named = dict(self._by_fate(named))
+            named = {name: one for name, one in named.items() if not self._wrappers.is_kept_alike(one, name)}
         for name, values in named.items():
             if values.is_floating_point():
                 yield name.removeprefix("module."), digest_of(values)
-
-    def _by_fate(self, named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the values that ranks have whole, and mark those that rank 0's replace in the next call.
-
-        Running statistics are among the latter as a rule, and left out.
-        """
-        for name, one in named.items():
-            if not self._wrappers.is_sharded(one):
-                is_sent = self._wrappers.is_sent(one)
-                if not is_sent or not name.endswith(RUNNING):
-                    yield f"{SENT_BUFFER}{name.removeprefix('module.')}" if is_sent else name, one
 
 
 def install(observer: Observer, wrappers: Wrappers) -> Models:

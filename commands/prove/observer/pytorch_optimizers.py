@@ -25,7 +25,7 @@ from allstep.commands.prove.observer.pytorch_values import (
     some_bytes,
     some_values,
 )
-from allstep.commands.prove.observer.pytorch_variables import Variables
+from allstep.commands.prove.observer.pytorch_variables import note_variables
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import APPLIED, BACKWARD, EarlyChange, Gradient, Projections, Sent, Step
@@ -55,7 +55,7 @@ class Optimizers:
         self._outer: torch.optim.Optimizer | None = None
         self._by_gradient: dict[int, torch.Tensor] = {}  # parameters by the address of their gradients
         self._losses: list[float | None] = []  # of the backward passes whose gradients add up
-        self._variables = observer.quiet("variables of the script", Variables(observer).look)
+        self._note_variables = observer.quiet("variables of the script", note_variables)
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Register hooks that record the gradients of an optimizer's parameters before they are reduced."""
@@ -234,7 +234,7 @@ class Optimizers:
                 self._local.pop(id(parameter), None)
         self._observer.write(step)
         if step.optimizer == 1:
-            self._variables()
+            self._note_variables(self._observer)
         size = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
         if self._observer.progress.end_step(0, step.optimizer, (bool(step.wrapper), size)):
             self._observer.stop()

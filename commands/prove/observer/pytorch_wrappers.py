@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from allstep.commands.prove.records import RUNNING
+
 
 class Wrappers:
     """Wrappers of one process."""
@@ -40,9 +42,9 @@ class Wrappers:
         """Return whether FSDP shards a parameter."""
         return id(parameter) in self._sharded
 
-    def is_sent(self, tensor: torch.Tensor) -> bool:
-        """Return whether DistributedDataParallel sends rank 0's values of a tensor in each call."""
-        return id(tensor) in self._sent_buffers
+    def is_kept_alike(self, tensor: torch.Tensor, name: str) -> bool:
+        """Return whether ranks have shards of a tensor, or it is a running statistic of which DDP sends rank 0's."""
+        return id(tensor) in self._sharded or (id(tensor) in self._sent_buffers and name.endswith(RUNNING))
 
     def note_forward(self, wrapper: DistributedDataParallel) -> None:
         """Note that DistributedDataParallel is called, and whether it will average."""
