@@ -92,7 +92,7 @@ class Script:
         if not run.stacks and not run.is_deserted and not any(rank.steps() for rank in run.ranks):
             raise UserError(
                 f"expected {quote(self.path)} to train, received a script that ended without a step of an optimizer "
-                "of PyTorch or Keras; name one that steps, with arguments upon which it does"
+                "of PyTorch or Keras that has gradients; name one that steps, with arguments upon which it does"
             )
         if run.num_ranks > len(run.ranks) == 1 and self.launcher in _BY_ITSELF:
             what = "replicas of a MirroredStrategy" if self.launcher == MIRRORED else "ranks that it starts"

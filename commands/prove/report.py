@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+import numpy as np
+
 from allstep.commands.prove.checks import perhaps
+from allstep.commands.prove.checks.gradients import factors_of
 from allstep.commands.prove.checks.rates import warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed
@@ -73,7 +76,8 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
     if runs.script and re.search(r"\b(default_rng|Generator|RandomState|Random)\(", runs.script.read_text()):
         yield "random numbers of generators that the script makes itself"
     if rank.library != "tf.distribute":
-        yield "tensors that the script keeps in variables from step to step, such as a centre of outputs"
+        yield "tensors that the script keeps in variables from step to step, beside moving averages in PyTorch"
+        yield "figures that the script logs in training, which may be those of one rank's samples"
     if all(step.device == "cpu" for step in rank.steps()):
         yield "GPUs, for the ranks computed on CPUs"
     unseen = {one.what: one.reason for rank in runs.together.ranks for one in rank.all(Unseen)}
@@ -87,6 +91,8 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
     elif warms_up(runs):
         yield "whether the learning rate is scaled, for it rises in all steps seen"
+    if (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
+        yield "whether gradients are added up in place of averaged, for the script clips them"
     if run.has(ADASUM):
         yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
     if run.has(AVERAGES_WEIGHTS):

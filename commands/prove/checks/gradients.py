@@ -207,10 +207,10 @@ def _averaging(rank: Rank, step: Step) -> str:
 
 def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     run = runs.together
-    factors = _factors(run, optimizer)
+    factors = factors_of(run, optimizer)
     if not factors:
         return
-    alone = _factors(runs.alone, optimizer) if runs.alone else []
+    alone = factors_of(runs.alone, optimizer) if runs.alone else []
     scale = alone[0] if alone and np.ptp(alone) <= _SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
     factor, size = statistics.median(factors) / scale, run.num_ranks
     first = next(run.steps(optimizer))[0]
@@ -253,7 +253,7 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
         )
 
 
-def _factors(run: Run, optimizer: int) -> list[float]:
+def factors_of(run: Run, optimizer: int) -> list[float]:
     """Return the factors of the mean that steps apply; those of single weights if values of others are clipped."""
     pairs = [
         [pair for own in zip(*(one.gradients for one in steps), strict=False) if (pair := _pair(own))]

@@ -69,7 +69,7 @@ class Models:
         if not any(module is known for known in self._called):
             self._called.append(module)
         line, caller, before = observer.line(), self._caller, _random_state()
-        num_gathers = observer.num_gathers
+        num_gathers, step = observer.num_gathers, observer.progress.num_steps + 1
         rows = self._rows((args, kwargs), (line, id(module)))
         if not rows:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
@@ -77,9 +77,11 @@ class Models:
             outputs = yield
         observer.write(
             Forward(
-                step=observer.progress.num_steps + 1,
+                step=step,
                 loop=observer.progress.loop,
-                is_training=torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(outputs)),
+                # A call that steps by itself, such as of Lightning's manual optimization, has no outputs.
+                is_training=torch.is_grad_enabled()
+                and (observer.progress.num_steps >= step or any(one.requires_grad for one in _tensors(outputs))),
                 rows=rows,
                 random_state=before if _random_state() != before else None,
                 buffers=dict(self._buffers(module)),
