@@ -118,9 +118,7 @@ def _registry(
         name = field.name.replace("_", "-")
         kind = _kind(field.type)
         spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
-        assert isinstance(
-            spec, tyro.constructors.PrimitiveConstructorSpec
-        )  # fields are parsed from words
+        assert isinstance(spec, tyro.constructors.PrimitiveConstructorSpec)  # fields are parsed from words
         num_values = spec.nargs if isinstance(spec.nargs, int) else None
         if name in entries:
             value = _value(kind, num_values, entries[name].words, str(entries[name]))
