@@ -8,7 +8,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -164,7 +164,7 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = content.bit_generator.state
     elif isinstance(value, (random.Random, np.random.RandomState)):
-        value.__setstate__(content.__getstate__())
+        cast("Any", value).__setstate__(content.__getstate__())
     elif isinstance(value, np.ndarray):
         value[...] = content
     elif isinstance(value, (list, deque, set, dict)):
