@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from allstep.common.base.errors import UserError, quote, summary
+from allstep.common.base.errors import Fault, UserError, quote, summary
 from allstep.common.base.terminal import note
 from allstep.common.catalog.user_modules import run_file, running
 from allstep.common.launch.placement import apparent_rank
@@ -110,7 +110,7 @@ def call_often(
     """
     try:
         return function(*arguments, **options)
-    except UserError:
+    except (UserError, Fault):
         raise
     except Exception as error:
         raise _failed(error, expected or f"{name_of(function)}() to return", flag) from error
