@@ -93,6 +93,8 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "whether the learning rate is scaled, for it rises in all steps seen"
     if (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
         yield "whether gradients are added up in place of averaged, for the script clips them"
+    if run.num_optimizers > 1 or any(len(step.learning_rates) > 1 for step in rank.steps()[:1]):
+        yield "whether learning rates of further optimizers, and of further groups of weights, are scaled"
     if run.has(ADASUM):
         yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
     if run.has(AVERAGES_WEIGHTS):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.records import Forward, Loop, LoopEnd, Yielded
+from allstep.commands.prove.records import Forward, Loop, LoopEnd, Step, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -155,18 +155,18 @@ def _trains(rank: Rank, loop: Loop) -> bool:
 
 
 def _same_order(rank: Rank) -> Finding | None:
-    loops = rank.training_loops
-    if len(loops) < 2 or not loops[0].sampler or not loops[0].sampler.shuffles:
+    trained = {step.loop for step in rank.all(Step)}  # of any optimizer, such as one for each phase of fine-tuning
+    loops = [loop for loop in rank.all(Loop) if loop.number in trained and loop.sampler and loop.sampler.shuffles]
+    loops = [loop for loop in loops if (loop.line, loop.data) == (loops[0].line, loops[0].data)]
+    if len(loops) < 2:
         return None
     first, second = (rank.indices(loop) for loop in loops[:2])
-    if not first or first[: len(second)] != second[: len(first)]:
+    if first[: len(second)] != second[: len(first)] or first == sorted(first):
         return None
     return Finding(
         "same-order",
         "every epoch has the same order of samples: set_epoch was forgotten",
-        f"both epochs begin with the indices {listed(first)}; the sampler's epoch was {loops[1].sampler.epoch} in both"
-        if loops[1].sampler
-        else "",
+        f"both epochs begin with the indices {listed(first)}",
         "at the start of each epoch: sampler.set_epoch(epoch)",
         loops[1].line,
     )

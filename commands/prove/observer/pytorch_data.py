@@ -151,7 +151,8 @@ def _sampler(loader: DataLoader) -> Sampler:
         return Sampler(kind, sampler.shuffle, *own)
     is_random = isinstance(sampler, RandomSampler)
     is_permutation = is_random and not sampler.replacement and sampler.num_samples == _length(sampler.data_source)
-    return Sampler(kind, is_random, reads_all=is_permutation or isinstance(sampler, SequentialSampler))
+    has_epochs = hasattr(sampler, "set_epoch") and bool(getattr(sampler, "shuffle", True))
+    return Sampler(kind, is_random or has_epochs, reads_all=is_permutation or isinstance(sampler, SequentialSampler))
 
 
 def held(data: Any) -> Held | None:
