@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prove_records import map_steps, names, run
+from prove_records import STEP, map_steps, names, run
 
 from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.observer.loops import may_end_early
@@ -15,6 +15,7 @@ from allstep.commands.prove.records import Batch, Forward, Held, Loop, LoopEnd, 
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _WHOLE = Sampler("RandomSampler", True, reads_all=True)
+_OWN = Sampler("Weighted", True)
 _SAME = Held(("00", "01", "02"))
 
 
@@ -137,6 +138,21 @@ def test_rank_0_alone_validates_between_epochs_of_other_lengths():
         more += [Loop(3, "train.py:5", 1), replace(call, loop=3), Loop(4, "train.py:5", 2), replace(call, loop=4)]
         ranks.append(Rank((*rank.records[:-1], *more, rank.records[-1])))
     assert names(replace(run(), ranks=tuple(ranks))) == []
+
+
+@pytest.mark.parametrize(
+    ("indices", "data", "expected"),
+    [((3, 1, 2), 1, ["same-order"]), ((2, 3, 1), 1, []), ((3, 1, 2), 2, [])],
+)
+def test_the_order_of_an_epoch_in_a_second_phase(indices, data, expected):
+    """Each phase of a fine-tuning has an optimizer of its own; a loop over other data may have the same indices."""
+    ranks = []
+    for rank in run().ranks:
+        records = [replace(one, sampler=_OWN, data=1) if isinstance(one, Loop) else one for one in rank.records[:-1]]
+        more = [Batch(1, (3, 1, 2)), Loop(2, "train.py:5", 3, sampler=_OWN, data=data), Batch(2, indices)]
+        step = replace(STEP, optimizer=2, loop=2, kind="Adam", weights={})
+        ranks.append(Rank((*records, *more, step, rank.records[-1])))
+    assert [one for one in names(replace(run(), ranks=tuple(ranks))) if one == "same-order"] == expected
 
 
 @pytest.mark.parametrize(("losses", "found", "num_perhaps"), [((0.6, 0.6), ["same-samples"], 0), ((0.6, 0.7), [], 1)])
