@@ -22,7 +22,6 @@ from allstep.pytorch.strategies.reduction import Reduction, all_trainable
 # buckets in the first one.
 _POWERSGD_FIRST_STEP = 2
 
-
 # Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; all ranks begin with
 # the same ones.
 _NO_BUFFERS = known_arguments(DistributedDataParallel.__init__, forward_sync_buffers=False) or {
@@ -34,6 +33,9 @@ class DDP(ProcessGroup):
     """The five steps in DDP; `ProcessGroup` has the first, `Strategy` the second."""
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
+        for name in (name for name, one in network.named_modules() if getattr(one, "sparse", False) is True):
+            # torch 2.14 divides the gradients below it by the number of ranks twice.
+            raise UserError(f"--strategy ddp needs dense gradients, {name} has sparse ones; build it with sparse=False")
         kind = _SearchedBuckets if self.flags.find_unused_parameters else _Buckets
         return kind(self.compiled(network), optimizer, self.flags)
 

@@ -35,6 +35,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.pytorch import Session
 from allstep.pytorch.kept import extra_state
 from allstep.pytorch.other_networks import build_other
+from allstep.pytorch.strategies.ddp import DDP
 from allstep.pytorch.strategies.fsdp import FSDP, layers_of, stands_alone
 
 PROGRAM = REPOSITORY / "tests/strangers/programs/train_networks.py"
@@ -60,10 +61,16 @@ def test_on_two_ranks_of_horovod(tmp_path):
 
 @pytest.mark.parametrize("strategy", [full("ddp"), "fsdp"])
 def test_on_two_ranks_of_torchrun(strategy, tmp_path):
-    names = [name for name in NETWORKS if strategy == "ddp" or name not in REFUSED_BY_FSDP]
+    refused = {"ddp": ("Sparse",), "fsdp": REFUSED_BY_FSDP}[strategy]
+    names = [name for name in NETWORKS if name not in refused]
     result = run("torchrun", "--nproc-per-node", "2", PROGRAM, tmp_path, strategy, *names)
     assert result.returncode == 0, result.output
     assert result.stdout.count("as in one process") == 2 * len(names)
+
+
+def test_ddp_refuses_sparse_gradients_by_name():
+    with pytest.raises(UserError, match="needs dense gradients, table has sparse ones; build it with sparse=False"):
+        object.__new__(DDP).reduce(NETWORKS["Sparse"](), None)  # pyright: ignore
 
 
 @pytest.mark.full
