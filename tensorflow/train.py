@@ -45,7 +45,7 @@ def session(
         from allstep.common.training.training_run import TrainingRun
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
-        from allstep.tensorflow.optimizers import build_optimizer, check_parameters, tell_sums_of_rows
+        from allstep.tensorflow.optimizers import build_optimizer, check_parameters
         from allstep.tensorflow.worker import Worker
 
     prepare(config)
@@ -67,7 +67,6 @@ def session(
         flags = config.optimizer
         optimizer = parts.optimizer_or(lambda: build_optimizer(flags), flags.optimizer)
         check_parameters(optimizer, model)
-        tell_sums_of_rows(optimizer, model)
         optimizer.build(model.trainable_variables)
     set_initial_weights(model, config)
 

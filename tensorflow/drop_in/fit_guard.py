@@ -105,7 +105,6 @@ class _Guard:
     ) -> None:
         self.model, self.arguments, self.callbacks, self.process_set = model, arguments, callbacks, process_set
         self._may_run_out = self._may_stop_in_epoch = self._is_compared = False
-        self._is_first = True
         self._params: dict[str, Any] = {}
         self._num_batches = self._epoch = 0
 
@@ -141,10 +140,8 @@ class _Guard:
         self._may_stop_in_epoch = any(plan["may_stop_in_epoch"] for plan in plans)
         counts = [plan["samples"] for plan in plans]
         if any(count != counts[0] for count in counts) and hvd.rank() == self._ranks[0]:
-            note(
-                f"an epoch has {per_rank(counts, self._ranks)} samples; ranks count equally in each batch, whatever "
-                "its size, so give all as many for the averages of the whole batch"
-            )
+            told = per_rank(counts, self._ranks)
+            note(f"an epoch has {told} samples; ranks count equally in each batch: give all as many")
         is_due().assign(True)
 
     def compare_start(self) -> None:
@@ -160,6 +157,7 @@ class _Guard:
         sends = any(isinstance(callback, BroadcastGlobalVariablesCallback) for callback in self.callbacks)
         if sends and self.model.built and all(start[1] == built for start in starts):  # else after the first batch
             self._compare_model("at the start of fit")
+            self._is_compared = not shared_statistics(self.model)  # which the first batch may change
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch, self._num_batches = epoch, 0
@@ -167,9 +165,8 @@ class _Guard:
     def end_batch(self, batch: int) -> None:
         """Compare once more after the first batch, and stop where any rank stops."""
         self._num_batches = batch + 1
-        if not self._is_compared or (self._is_first and shared_statistics(self.model)):
+        if not self._is_compared:
             self._compare_model(f"after batch {batch + 1}")
-        self._is_first = False
         if self._may_stop_in_epoch:
             self._stop_together(f"batch {batch + 1} of epoch {self._epoch + 1}", "")
 

@@ -7,7 +7,7 @@ has its slots, so weights are compared when gradients are reduced for the second
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -63,17 +63,16 @@ class SecondStep:
             return True
 
         count = self._count.assign_add(1)
-        if tf.executing_eagerly():
-            if count == 2:
-                check(*map(_value, variables))
-            return []
-        return [
-            tf.cond(
-                tf.equal(count, 2),
-                lambda: tf.py_function(check, list(map(_value, variables)), tf.bool),
-                lambda: tf.constant(True),
-            )
-        ]
+        return call_if(tf.equal(count, 2), check, lambda: list(map(_value, variables)))
+
+
+def call_if(is_due: Any, check: Callable[..., bool], values: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    """Call `check` with `values` where a tensor is true; return what is to wait for in a graph."""
+    if not tf.executing_eagerly():
+        return [tf.cond(is_due, lambda: tf.py_function(check, values(), tf.bool), lambda: tf.constant(True))]
+    if is_due:
+        check(*values())
+    return []
 
 
 def _value(variable: Any) -> tf.Tensor:

@@ -33,27 +33,19 @@ _KINDS = {
 
 
 def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
-    """Raise UserError if an optimizer was built for variables of another model."""
+    """Raise UserError if an optimizer was built for variables of another model; tell what it does with embeddings."""
     known = {id(variable) for variable in model.trainable_variables}
+    rows = [layer.path for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
     for part in parts(optimizer):
         if part.built and any(id(variable) not in known for variable in trained_variables(part)):
             raise UserError("the optimizer has parameters that are not the model's; give each model a new one")
-
-
-def tell_sums_of_rows(optimizer: keras.Optimizer, model: keras.Model) -> None:
-    """Tell on rank 0 where Keras would square and clip the gradients of an embedding's rows one by one."""
-    rows = [layer.path for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
-    odd = [part for part in parts(optimizer) if not isinstance(part, Optimizer) and not _is_linear(part)]
-    if rows and odd and apparent_rank() == 0:
-        note(
-            f"{type(odd[0]).__name__} gets the sum of all gradients of a row of {rows[0]} in a batch, as with torch; "
-            "in fit of Keras on TensorFlow it squares and clips each by itself"
-        )
-
-
-def _is_linear(optimizer: keras.Optimizer) -> bool:
-    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
-    return type(optimizer) is keras.optimizers.SGD and not clips
+        clips = part.clipnorm or part.clipvalue or part.global_clipnorm
+        is_sum = isinstance(part, Optimizer) or (type(part) is keras.optimizers.SGD and not clips)
+        if rows and not is_sum and apparent_rank() == 0:
+            note(
+                f"{type(part).__name__} gets the sum of all gradients of a row of {rows[0]} in a batch, as with torch; "
+                "in fit of Keras on TensorFlow it squares and clips each by itself"
+            )
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
