@@ -91,6 +91,11 @@ def undivided_losses() -> Iterator[None]:
         losses.scale_loss_for_distribution = divide
 
 
+def take_new_collective_keys() -> None:
+    """Give the next MirroredStrategy other keys: by them TensorFlow remembers the shapes of earlier ones' tensors."""
+    tf.distribute.MirroredStrategy._collective_key_base += 10**5
+
+
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     """Return the index of a Keras or TensorFlow variable in `trained_variables`: `_get_variable_index`."""
     return optimizer._get_variable_index(variable)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
-from allstep.tensorflow.compat import leave_gradients_as_they_are, undivided_losses
+from allstep.tensorflow.compat import leave_gradients_as_they_are, take_new_collective_keys, undivided_losses
 from allstep.tensorflow.passes import Gradients, cut, on_present
 from allstep.tensorflow.strategies.ordered_sum import ReplicaDevices
 from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
@@ -107,8 +107,7 @@ class Mirrored(LocalDevices):
     """MirroredStrategy: a copy of the weights on every device, gradients added up by all-reduce."""
 
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
-        # TensorFlow remembers the shapes of a program's collectives by their keys, those of earlier runs included.
-        tf.distribute.MirroredStrategy._collective_key_base += 10**5
+        take_new_collective_keys()
         return tf.distribute.MirroredStrategy(devices)
 
 
