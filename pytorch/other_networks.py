@@ -139,9 +139,14 @@ def _outputs(
             network.eval()
             outputs = network(inputs[:2].clone())
             before.restore()  # some count these passes as well
+        network.train()
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
+        if sharded and not of_library:  # on parameters in place of the network's, which have its hooks
+            with observer:
+                network(inputs.clone())
+            before.restore()
+            observer = contextlib.nullcontext()
         with _noting_values(network):
-            network.train()
             trained = note_pass_state(network, before, variants, observer, in_parts=in_parts)
         before.restore()
     network.train()

@@ -150,8 +150,9 @@ def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.
 
 def is_bent(gradients: Sequence[Any], others: Sequence[Any], *, times: float) -> bool:
     """Return whether gradients are other than that many times the first ones; None stands for no gradient."""
-    # A bias that has no effect has rounding errors as its gradient.
-    rounding = 1e-5 * max((float(np.abs(one).max(initial=0)) for one in gradients if one is not None), default=0)
+    # A bias that has no effect has rounding errors as its gradient, and so has a layer whose gradients vanish.
+    largest = max((float(np.abs(one).max(initial=0)) for one in gradients if one is not None), default=0)
+    rounding = max(1e-5 * largest, 1e-10)
     return any(
         not np.allclose(
             times * one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max(initial=0) + rounding, equal_nan=True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+import torchvision
 from stranger_networks import (
     BATCH,
     EPOCHS,
@@ -251,9 +254,22 @@ def test_trained_as_in_torch(build, passes):
     assert_same_state(found, expected(build(), "sgd"))
 
 
-def test_rounding_errors_are_no_change_of_gradients():
-    network = build_other("a program", SMALL, 0, Brain())
+def vanishing() -> nn.Module:
+    """Return a network whose gradients are so small that digits are lost."""
+    return torchvision.models.efficientnet_b0(num_classes=3, dropout=0.0, stochastic_depth_prob=0.0)
+
+
+@pytest.mark.parametrize(("build", "dataset"), [(Brain, SMALL), (vanishing, replace(SMALL, input_shape=(32, 32, 3)))])
+def test_rounding_errors_are_no_change_of_gradients(build, dataset):
+    network = build_other("a program", dataset, 0, build())
     assert not pass_state(network).bends and not pass_state(network).couples
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_that_hooks_change_are_seen_for_every_strategy(sharded):
+    network = Base()
+    next(network.parameters()).register_hook(torch.sign)
+    assert pass_state(build_other("a program", SMALL, 0, network, sharded=sharded)).bends
 
 
 class Noisy(Base):
