@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.errors import summary
 from allstep.common.base.terminal import note
 from allstep.tensorflow.compat import is_in_xla, layers_of
 from allstep.tensorflow.drop_in.user_loop import call_if
@@ -39,8 +40,12 @@ def checked(model: keras.Model, data: Any) -> Any:
         if is_due():
             is_due().assign(False)
             given = iter(values)
-            with keras.StatelessScope():
-                _tell(model, data, [None if leaf is None else next(given) for leaf in leaves], len(values[0]))
+            try:
+                with keras.StatelessScope():
+                    _tell(model, data, [None if leaf is None else next(given) for leaf in leaves], len(values[0]))
+            except Exception as error:  # such as of a loss for whole batches alone
+                if hvd.rank() == 0:
+                    note(f"the loss of this model is not tried on a part of a batch: {summary(error)}")
         return True
 
     with tf.control_dependencies(call_if(is_due(), check, lambda: tensors)):
