@@ -182,6 +182,7 @@ def test_weights_in_later_steps(weights, after, expected):
     [
         ((0.1, 0.1, 0.1), ((0.2, 0.2, 0.2), (0.2, 0.2, 0.1)), ["learning-rate-differs"]),  # and so do weights
         ((0.1, 0.1, 0.1), ((0.1, 0.1, 0.15),) * 2, []),  # a warm-up that begins at the rate of one rank
+        ((0.1, 0.1, 0.1), ((0.1,),) * 2, []),  # the same, of which one step is seen
         ((0.1, 0.08, 0.06), ((0.2, 0.12, 0.04),) * 2, []),  # at equal samples
         ((0.1, 0.08, 0.06), ((0.2, 0.16, 0.12),) * 2, []),  # at equal steps
         ((0.1, 0.08, 0.06), ((0.2, 0.04, 0.02),) * 2, ["schedule-too-fast"]),
@@ -192,7 +193,13 @@ def test_weights_in_later_steps(weights, after, expected):
 def test_rates_in_later_steps(alone, together, expected):
     """Oracle: the batch of two ranks is twice that of one."""
     one = map_steps(run(size=1), lambda _, step: {"learning_rates": (alone[step.number - 1],)})
-    both = map_steps(run(), lambda rank, step: {"learning_rates": (together[rank][step.number - 1],)})
+    seen = [
+        Rank(tuple(one for one in rank.records if not isinstance(one, Step) or one.number <= len(together[0])))
+        for rank in run().ranks
+    ]
+    both = map_steps(
+        replace(run(), ranks=tuple(seen)), lambda rank, step: {"learning_rates": (together[rank][step.number - 1],)}
+    )
     if together[0] != together[1]:
         both = map_steps(both, lambda rank, step: {"weights": {"w": f"{rank * (step.number - 1)}"}})
     assert [finding.name for finding in findings(Runs(one, both))] == expected

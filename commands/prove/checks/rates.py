@@ -32,7 +32,8 @@ def check(runs: Runs) -> Iterator[Finding]:
     rate, scaled = alone[0].learning_rates[0], together[0].learning_rates[0]
     growth = batch_together / batch_alone
     finding = _falls_faster(runs, alone, together, growth)
-    if warms_up(runs) or not rate:  # its end may not be seen
+    ended_early = len(together) == 1 < len(alone)  # such as where the script's library stops it
+    if warms_up(runs) or ended_early or not rate:  # the end of a warm-up may not be seen
         yield from [finding] if finding else []
         return
     ratio = scaled / rate
