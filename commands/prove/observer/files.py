@@ -42,8 +42,10 @@ def install(observer: Observer) -> None:
         yield
 
     sys.addaudithook(observer.quiet("written files", audit))
-    around = observer.around("files written by HDF5", observe_hdf5)  # which opens its files in C
-    hook_modules(observer, {"h5py._hl.files": lambda module: replace(module.File, "__init__", around)})
+    def hook_hdf5(module: Any) -> None:  # which opens its files in C
+        replace(module.File, "__init__", observer.around("files written by HDF5", observe_hdf5))
+
+    hook_modules(observer, {"h5py._hl.files": hook_hdf5})
 
 
 def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> None:
