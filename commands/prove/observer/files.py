@@ -42,6 +42,7 @@ def install(observer: Observer) -> None:
         yield
 
     sys.addaudithook(observer.quiet("written files", audit))
+
     def hook_hdf5(module: Any) -> None:  # which opens its files in C
         replace(module.File, "__init__", observer.around("files written by HDF5", observe_hdf5))
 
