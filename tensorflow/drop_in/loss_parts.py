@@ -6,6 +6,7 @@ divided by their sum, and samples that are compared with each other.
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
 from typing import Any
 
@@ -29,20 +30,24 @@ def is_due() -> tf.Variable:
 
 def checked(model: keras.Model, data: Any) -> Any:
     """Return the `data` of a training step, which waits for the check if it is due."""
-    leaves, inputs = tf.nest.flatten(data), keras.tree.flatten(getattr(model, "inputs", None) or [])
-    tensors = [leaf for leaf in leaves if leaf is not None]
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    tensors = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     is_average = getattr(getattr(model.optimizer, "_reduction", None), "op", None) == hvd.Average and hvd.size() > 1
     has_size = any(one.shape[0] for one in inputs) or any(getattr(one, "stateful", False) for one in layers_of(model))
     if not is_average or has_size or is_in_xla() or not all(isinstance(one, tf.Tensor) for one in tensors):
         return data
 
+    # TensorFlow keeps what a function in a graph refers to, and so would never free the model.
+    of, like = weakref.ref(model), tf.nest.map_structure(lambda leaf: leaf is not None, data)
+
     def check(*values: tf.Tensor) -> bool:
-        if is_due():
+        if is_due() and (model := of()) is not None:
             is_due().assign(False)
             given = iter(values)
+            leaves = [next(given) if is_there else None for is_there in tf.nest.flatten(like)]
             try:
                 with keras.StatelessScope():
-                    _tell(model, data, [None if leaf is None else next(given) for leaf in leaves], len(values[0]))
+                    _tell(model, like, leaves, len(values[0]))
             except Exception as error:  # such as of a loss for whole batches alone
                 if hvd.rank() == 0:
                     note(f"the loss of this model is not tried on a part of a batch: {summary(error)}")
