@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import math
-import pickle
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,8 +55,10 @@ def _state_of(value: Any) -> bytes | None:
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, np.random.Generator):
-        return pickle.dumps(value.bit_generator.state)
-    return pickle.dumps(value) if isinstance(value, (np.random.RandomState, random.Random)) else None
+        return repr(value.bit_generator.state).encode()
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state()).encode()
+    return repr(value.getstate()).encode() if isinstance(value, random.Random) else None
 
 
 @functools.cache
