@@ -122,7 +122,7 @@ def _recover(study: Study, path: Path) -> int:
     num_killed = 0
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         with contextlib.suppress(BlockingIOError), _locked(_lock_of(path, trial.number), wait=False):
-            _lock_of(path, trial.number).unlink()
+            _lock_of(path, trial.number).unlink(missing_ok=True)  # which a search that ends removes itself
             # Its search may have ended it just before it let go of the lock.
             if study.get_trials(deepcopy=False)[trial.number].state == TrialState.RUNNING:
                 study.tell(trial.number, state=TrialState.FAIL)

@@ -46,7 +46,8 @@ def checked(model: keras.Model, data: Any) -> Any:
             given = iter(values)
             leaves = [next(given) if is_there else None for is_there in tf.nest.flatten(like)]
             try:
-                with keras.StatelessScope():
+                # Keras computes regularizers from what the scope has.
+                with keras.StatelessScope([(one, one.value) for one in model.trainable_variables]):
                     _tell(model, like, leaves, len(values[0]))
             except Exception as error:  # such as of a loss for whole batches alone
                 if hvd.rank() == 0:
