@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.digest import digest
 from allstep.common.base.errors import UserError
 from allstep.common.data.loader import Batch, Slice
 from allstep.common.data.slices import TreeSum
 from allstep.common.exact.audit import audit
+from allstep.common.exact.replica_check import digest
 from allstep.common.recipe.weights import step_seed
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.observer import Observer, observed

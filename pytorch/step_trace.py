@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
+from allstep.common.exact.replica_check import digest
 from allstep.common.exact.trace import OpenRecorder
 from allstep.pytorch.observer import Observer
 

@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.base.digest import digest
 from allstep.common.base.errors import UserError
 from allstep.common.data.loader import Batch
 from allstep.common.data.slices import TreeSum
 from allstep.common.exact.audit import audit
+from allstep.common.exact.replica_check import digest
 from allstep.common.training.worker import StepResult
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
+from allstep.common.exact.replica_check import digest
 from allstep.common.exact.trace import OpenRecorder
 from allstep.common.training.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight

@@ -10,15 +10,25 @@ import itertools
 from collections.abc import Iterable
 
 import numpy as np
+import xxhash
 
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.digest import digest
 from allstep.common.base.errors import Fault
 
 DROP_IN_CHECK = "check_replicas"
 """Start of the names of the collectives by which the drop-in for Keras compares ranks; none reduces results."""
 OUT_OF_STEP = "expected the same weights and optimizer state on all ranks"
 """Start of the error of that drop-in, before the moment of the comparison."""
+
+
+def digest(array: np.ndarray) -> int:
+    """Return the XXH3 hash of an array's bytes in the order of its axes, as a signed integer.
+
+    A different array has the same digest with probability 2^-64 (Collet: xxHash). It does not protect against forgery.
+    """
+    # This takes half as long as adding up the numbers in NumPy; BLAKE2b takes 60 times as long.
+    hashed = xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return (hashed + 2**63) % 2**64 - 2**63
 
 
 def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:

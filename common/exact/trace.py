@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from allstep.common.base.digest import digest
 from allstep.common.base.errors import UserError, quote
 from allstep.common.data.loader import Batch
+from allstep.common.exact.replica_check import digest
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, from_json, to_json
 from allstep.common.files.regular_file import read_regular, regular

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.digest import digest
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
+from allstep.common.exact.replica_check import digest
 from allstep.common.launch.env_launcher import check_same_flags, first_difference
 from allstep.common.training.data_digest import digests_of
 from allstep.common.training.earlier_run import resolve_auto

@@ -1,6 +1,6 @@
 import numpy as np
 
-from allstep.common.base.digest import digest
+from allstep.common.exact.replica_check import digest
 
 
 def test_it_is_that_of_the_specification():
