@@ -10,7 +10,7 @@ from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, several, warning
 from allstep.commands.doctor.frameworks import Frameworks, Installation
-from allstep.commands.shared.reading import run_output
+from allstep.commands.shared.machine import run_output
 from allstep.common.base.checkout import setup_command
 from allstep.common.catalog.strategies import TITLES
 from allstep.common.process.installation import loaded_twice

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
-from allstep.commands.shared.reading import content, run_output
+from allstep.commands.shared.machine import content, run_output
 from allstep.common.base.checkout import setup_command
 
 

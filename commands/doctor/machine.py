@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, ranks, size, warning
-from allstep.commands.shared.reading import content
+from allstep.commands.shared.machine import content
 from allstep.common.base.resources import available_memory, cpu_quota
 from allstep.common.launch.loopback import resolves
 

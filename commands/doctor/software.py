@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import allstep.common
-from allstep.commands.shared.reading import run_output
+from allstep.commands.shared.machine import run_output
 from allstep.common.files.disk import sha256_of
 
 # Larger data sets are compared only by names and sizes: reading all of ImageNet takes minutes.

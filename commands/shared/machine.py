@@ -1,4 +1,7 @@
-"""The environment of a measurement: versions, commit, processor, load, GPUs, launchers and variables."""
+"""The environment of a measurement: versions, commit, processor, load, GPUs, launchers and variables.
+
+It is read from the output of other programs and the content of kernel files, which are None if there is none.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,34 @@ import platform
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.shared.jobs import environment
-from allstep.commands.shared.reading import run_output
 from allstep.common.exact.environment_fingerprint import processor
+
+
+def run_output(*command: str, given: str = "", seconds: float = 10) -> str | None:
+    """Return the output of a command; None if the command does not exist, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
+    environ = {**os.environ, "LC_ALL": "C"}
+    try:
+        result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environ)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def content(path: str | Path) -> str | None:
+    """Return the content of a kernel file; None if it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
 
 _PACKAGES = (
     *("allstep", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"),
