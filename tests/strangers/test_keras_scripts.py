@@ -25,7 +25,7 @@ TRAINS = [
     *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
     *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
     *("metrics_of_one_value_a_class_and_words", "nan_on_one_rank", "own_callback_that_stops_one_rank"),
-    *("early_stopping_on_one_ranks_value", "own_layer_that_counts", "loss_that_is_a_sum", "sparse_inputs"),
+    *("early_stopping_on_one_ranks_value", "custom_layer_that_counts", "loss_that_is_a_sum", "sparse_inputs"),
 ]
 TOLERANCES = {"early_stopping_on_averages": 1e-3}  # its learning rate is so high that training gets worse
 
@@ -52,7 +52,7 @@ FAILS = {
     "bins_of_each_rank": "at the start of fit; received another `bin_boundaries` of Discretization",
     "scale_of_each_rank": "received another `scale` of Rescaling",
     "words_of_each_rank": "received another `vocabulary` of StringLookup",
-    "own_layer_that_follows_samples": "after batch 1; received others on rank 1 than on rank 0, first in sequential",
+    "custom_layer_that_follows_samples": "after batch 1; received others on rank 1 than on rank 0, first in sequential",
     "own_layer_with_constants_of_each_rank": "received another `mean` of Standardise",
 }
 

@@ -130,7 +130,7 @@ def test_a_network_with_layers_of_the_user(tmp_path, capsys):
 
     from allstep.tensorflow import Session
 
-    file, draws = Path(__file__).parent / "programs" / "own_layers.py", np.random.default_rng(0)
+    file, draws = Path(__file__).parent / "programs" / "custom_layers.py", np.random.default_rng(0)
     own = run_file(file)
     arrays = draws.standard_normal((32, 4, 4, 1)).astype(np.float32), np.arange(32) % 3
     np.savez(tmp_path / "data.npz", x_train=arrays[0], y_train=arrays[1], x_test=arrays[0], y_test=arrays[1])
@@ -138,7 +138,7 @@ def test_a_network_with_layers_of_the_user(tmp_path, capsys):
     Session(network, arrays, epochs=1, output_dir=tmp_path / "run").fit()
     flags = ("--model", f"{file}:build", "--dataset", f"npz:{tmp_path / 'data.npz'}")
     loaded = keras.models.load_model(export(tmp_path / "run", "keras", *flags), custom_objects={"Scale": own.Scale})
-    assert "it needs the classes of own_layers.py" in capsys.readouterr().out
+    assert "it needs the classes of custom_layers.py" in capsys.readouterr().out
     saved = tf.saved_model.load(export(tmp_path / "run", "saved-model", *flags))
     for outputs in (loaded(arrays[0], training=False), saved.serve(arrays[0])):
         assert_allclose(outputs, network(arrays[0], training=False), atol=1e-5)

@@ -72,12 +72,12 @@ class Following(layers.Layer):
 
 
 @trains
-def own_layer_that_counts(hvd, rank, size):
+def custom_layer_that_counts(hvd, rank, size):
     return train_with(hvd, rank, size, Following(0))
 
 
 @fails
-def own_layer_that_follows_samples(hvd, rank, size):
+def custom_layer_that_follows_samples(hvd, rank, size):
     return train_with(hvd, rank, size, Following(0.1))
 
 
