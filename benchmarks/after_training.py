@@ -12,8 +12,6 @@ Images/s are those of N pictures, in the seconds that a command takes longer tha
 over the rounds. The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -8,8 +8,6 @@ those of fits that leave one publication out; so are the ranges that are tested 
 smallest sizes of each system with three or more and forecasts the largest. `--write` writes
 commands/forecast/fitted.yaml and the tables in docs/forecast.md. Takes some minutes on one core."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter, defaultdict

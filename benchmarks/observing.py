@@ -6,8 +6,6 @@ The script is `handwritten/observed.py` on two ranks. Both sides run in turn, an
 rounds. The exit status is 0 if the target is reached, 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re

@@ -14,8 +14,6 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

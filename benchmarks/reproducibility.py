@@ -11,8 +11,6 @@ compared, since the machine may be slower today. The last lines show the resolut
 status is 0 if no share differs by more than 5 % and no ranking contradicts the other, 1 otherwise.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runner of the benchmarks: their flags and processes, the table, the file of samples and the exit status."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -7,8 +7,6 @@ Session and of a Horovod loop (`handwritten/`), in turn; medians over the rounds
 epoch must agree. The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import statistics

@@ -15,8 +15,6 @@ All are measured in turn, and the figures are medians over the rounds. The exit 
 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

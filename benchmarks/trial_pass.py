@@ -6,8 +6,6 @@ Each network trains one step of 32 images of 64 x 64 pixels in a process of its 
 rounds. The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -4,8 +4,6 @@ allstep --help
 allstep parity --optimizers momentum,adam
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import signal

@@ -4,8 +4,6 @@ This folder and its two subfolders only define names. The code is in common/, py
 setup.cfg merges into one package. pytorch/ and tensorflow/ must not have an `__init__.py`, so theirs are here.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 The libraries do not promise any of this. Each function names the version for which it was checked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence

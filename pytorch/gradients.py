@@ -1,7 +1,5 @@
 """Changes of the averaged gradients before the optimizer takes them: clipping, then noise. `tensorflow/` has both."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How samples get from a batch to the device, decoded and normalised. `tensorflow/inputs.py` has the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -3,8 +3,6 @@
 python -m allstep.pytorch.installation
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ decodes whole images, with nvJPEG on a GPU. Matrix products then resize their bo
 image is resized separately, so its pixels do not depend on the rest of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

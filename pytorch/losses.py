@@ -3,8 +3,6 @@
 Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Networks. `tensorflow/models.py` builds the same ones; PyTorch's parameter names are the canonical ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Version of PyTorch, and settings of its precision and determinism."""
 
-from __future__ import annotations
-
 import os
 
 import torch

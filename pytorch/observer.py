@@ -1,7 +1,5 @@
 """Observers of training steps: a trace, the noise scale, a moving average. `tensorflow/observer.py` has the same."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -5,8 +5,6 @@ If a file has FUNCTION_pytorch and FUNCTION_tensorflow, each framework calls its
 suite's canonical weights, so that their curves can be compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """Precision of a step, and steps whose gradients overflowed. `tensorflow/precision.py` has the same classes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

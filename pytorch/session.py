@@ -6,8 +6,6 @@
 The same program runs alone and under horovodrun, mpirun, srun and torchrun.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The backward part of a step with --slices: the gradients of each slice by itself, given to `Ordered` to add up."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """State of a network, its optimizer and the observers of its steps in a checkpoint, for any number of ranks."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """One training step, from a batch to changed weights. `tensorflow/step.py` reads the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsFloat
 

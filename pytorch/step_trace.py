@@ -1,7 +1,5 @@
 """Values of a step that --trace digests: see `common/exact/trace.py`. `tensorflow/step_trace.py` has the same."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence

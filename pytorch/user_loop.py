@@ -3,8 +3,6 @@
 from allstep.pytorch import check_replicas, shard, watch
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

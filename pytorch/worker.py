@@ -1,7 +1,5 @@
 """The worker in PyTorch: a facade over inputs, the training step, validation and the state."""
 
-from __future__ import annotations
-
 import resource
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Choice whether `make setup` builds for GPUs, by the user's request, the existing .venv, and this machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import this_checkout  # noqa: F401  # first: makes allstep.* importable

@@ -10,8 +10,6 @@ commit, and uv installs packages if it is there. All runs of a row have one seed
 losses must agree. Status 1 upon a failure.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

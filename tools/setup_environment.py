@@ -6,8 +6,6 @@ removed from the record before it starts and added when it has succeeded, so an 
 mistaken for a finished one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

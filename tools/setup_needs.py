@@ -1,7 +1,5 @@
 """Needs of `make setup`: an interpreter that can make .venv, room on the disk, and the packages' pins."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import sysconfig

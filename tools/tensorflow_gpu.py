@@ -9,8 +9,6 @@ then finds the right files, without loading libraries or setting variables befor
 NCCL is shared: torch's NCCL links CUDA's runtime statically, so one build serves both frameworks and Horovod.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 `make setup` runs by any Python, and may not use another allstep that is installed there.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

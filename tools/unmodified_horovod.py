@@ -5,8 +5,6 @@
 It is the reference of `python -m allstep.benchmarks.startup --unmodified DIRECTORY/bin/python`.
 """
 
-from __future__ import annotations
-
 import sys
 import venv
 from pathlib import Path

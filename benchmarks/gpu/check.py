@@ -8,8 +8,6 @@ both count as missed. Figures are printed to stderr as they come, and in the tab
 all bounds are reached, 1 otherwise. --device cpu only tests that everything runs, with sizes too small for figures.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -6,8 +6,6 @@ DIR is an image folder. Writes to FILE the images per second of both, including 
 mean difference of pixels. --device cpu only tests that it runs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

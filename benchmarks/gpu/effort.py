@@ -1,7 +1,5 @@
 """Sizes of the GPU checks: on a GPU, and on a CPU, where they only show that the checks run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

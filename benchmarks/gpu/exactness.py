@@ -3,8 +3,6 @@
 No time is measured, so all these runs may be executed concurrently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 They thus have the same clocks and temperature, and compile at the same time. Ours run under horovodrun on one rank.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

@@ -5,8 +5,6 @@
 The file `done` appears when the step is taken.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Code shared by the hand-written loops on a GPU: flags, and blocks of batches timed in turn with other jobs."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Sequence

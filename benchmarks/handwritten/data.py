@@ -1,7 +1,5 @@
 """Code shared by the hand-written loops: the trainer's samples in the trainer's order, flags, and results."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

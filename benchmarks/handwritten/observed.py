@@ -3,8 +3,6 @@
 The first step, which creates buffers, is not counted.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

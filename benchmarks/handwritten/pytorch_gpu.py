@@ -4,8 +4,6 @@ It uses autocast, channels last, cuDNN's search, the fused optimizer and torch.c
 float32 is IEEE's, as in the trainer. Only the loop is hand-written; networks are the trainer's, ResNets torchvision's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@
 Only the loop is hand-written; the network is the trainer's and starts from the same weights.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

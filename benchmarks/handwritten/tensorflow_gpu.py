@@ -4,8 +4,6 @@ It uses a mixed policy, tf.function or XLA, and Keras' own ResNet-50 and optimiz
 IEEE's, as in the trainer. Networks that Keras does not have are the trainer's.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@
 The optimizer is TensorFlow's fused kernel of momentum, as in the trainer: Keras' SGD computes something else.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

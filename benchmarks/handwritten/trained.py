@@ -5,8 +5,6 @@
 Prints the accuracy on the pictures of class folders, read by a DataLoader with a process for each core.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

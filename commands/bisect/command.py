@@ -12,8 +12,6 @@ A run directory is data: FILE.py:FUNCTION in the flags of a run is imported for 
 by the same flag.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields

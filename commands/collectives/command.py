@@ -18,8 +18,6 @@ Recommends HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME for a network from Ho
 without them and prints the ratio. The exit status is 1 if a result was wrong or a library failed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The section of a report, and the table on the terminal, of a result of `allstep collectives`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple
 

@@ -1,7 +1,5 @@
 """The cells of a comparison: what is launched, by which commands, and why this machine cannot run some of them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shlex

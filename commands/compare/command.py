@@ -13,8 +13,6 @@ The strategy `independent` is always included: single processes without communic
 only one framework has is measured in that framework.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

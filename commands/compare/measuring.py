@@ -1,7 +1,5 @@
 """One comparison: its results directory, and the measurements that are still missing."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import shlex

@@ -1,7 +1,5 @@
 """Ranking of strategies by speed, as far as a comparison can distinguish them, and the same in plain sentences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Results of `allstep compare`: compare.json, a file for each sample, and one for each verdict of the parity gate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """The rules of a fair comparison, as printed with its results; comments name the file that implements each rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allstep.commands.compare.cells import Settings

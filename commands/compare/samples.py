@@ -1,7 +1,5 @@
 """Samples of launches, and statistics of a cell's samples."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

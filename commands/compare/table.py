@@ -1,7 +1,5 @@
 """The table of cells, in a report and at the end of a comparison."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

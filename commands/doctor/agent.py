@@ -5,8 +5,6 @@
 Meanwhile it listens on a port of all addresses, so that other hosts can try to connect; it reads nothing from there.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

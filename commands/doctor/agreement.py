@@ -1,7 +1,5 @@
 """Checks that hosts agree in what all ranks of a job must share: Python, packages, checkout, data sets, time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from allstep.commands.doctor.conversation import Clock

@@ -1,7 +1,5 @@
 """Real all-reduce by MPI, on each host and across hosts, compared with the bandwidth of memory and network."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

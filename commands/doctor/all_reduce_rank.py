@@ -5,8 +5,6 @@ mpirun -np 2 python -m allstep.commands.doctor.all_reduce_rank
 Rank 0 prints an `all_reduce.Measurement` as JSON. Nothing is written.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

@@ -13,8 +13,6 @@ It needs no root privileges, writes no files, and prints no environment variable
 faults, 2 for a mistake in the flags.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Client of the doctor's agents, which it starts on each host by non-interactive ssh, or locally without ssh."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

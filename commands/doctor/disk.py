@@ -1,7 +1,5 @@
 """Checks the free space where a job writes: in the working directory, the temporary folder and the data folder."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All checks of the doctor, on each host and between hosts, in the order in which findings are printed."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """All facts that the doctor gathers on one host."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path

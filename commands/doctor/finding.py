@@ -1,7 +1,5 @@
 """Findings of the doctor: one line per check."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

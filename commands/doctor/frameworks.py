@@ -3,8 +3,6 @@
 This process imports neither framework: each is imported by its own process (`installation.py` in its folder).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

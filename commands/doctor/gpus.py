@@ -1,7 +1,5 @@
 """Checks of NVIDIA GPUs: driver, toolkit, links between GPUs, and the library files that a framework loads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks of Open MPI, its daemon and horovodrun in this environment, and whether the shell finds another mpirun."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

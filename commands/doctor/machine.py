@@ -1,7 +1,5 @@
 """Checks of a host's resources for ranks: cores, memory, shared memory, process limits, huge pages, CPU governor."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Checks of the hosts' network interfaces: shared networks, their speed and their packet size."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Software and data that must be the same on all hosts: Python, packages, the checkout's files, data sets' files."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Predictions of each sample, collected over ranks, as a table in a CSV, Parquet or JSON Lines file."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

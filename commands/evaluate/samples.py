@@ -3,8 +3,6 @@
 A run directory is data: code that it names is imported only if the user names it again.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The model card of an exported network: Markdown with the metadata that hubs expect."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

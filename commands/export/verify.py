@@ -7,8 +7,6 @@ has the network, if one does; without one, the outputs of a file of weights are 
 which file of the user has the classes of layers; it is run only if Keras does not know them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -4,8 +4,6 @@ An all-reduce consists of a number of hops, which cost latency, and of the times
 link.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Naming of what costs most and of what helps most. Assumed values are never named as a cause."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection, Iterator

@@ -21,8 +21,6 @@ compare results, and prints the errors; its exit status is 1 if fewer than 75 % 
 their range, or one of yours is off by more than 5 points.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

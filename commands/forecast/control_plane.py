@@ -4,8 +4,6 @@ The costs of heartbeats are fitted to the measurements in docs/measurements/cont
 from 64 to 4,096 ranks; beyond, they are extrapolated linearly.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ link (fitted.yaml). It is the same upwards and downwards: the side of a few publ
 one's. It is wider where a link, a number of ranks or a pattern is far from what was fitted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

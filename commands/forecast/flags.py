@@ -1,7 +1,5 @@
 """Flags of `allstep forecast`, and combinations of them that would have no effect, each refused in a line."""
 
-from __future__ import annotations
-
 import argparse
 from argparse import Namespace
 

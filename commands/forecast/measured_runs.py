@@ -1,7 +1,5 @@
 """Our own measurements: training runs, links from `allstep collectives`, speeds from `allstep compare`."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `python -m allstep.benchmarks.forecast_fit --write` fits them and writes fitted.yaml and the tables in docs/forecast.md.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The question of a command line: workload, site and parameters, from flags, runs, links and fitted defaults."""
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Collection

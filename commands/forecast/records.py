@@ -1,7 +1,5 @@
 """Results of `allstep forecast`: forecasts, alone or with the measurements that they are compared with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

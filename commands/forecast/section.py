@@ -1,7 +1,5 @@
 """The sections of a report, and the tables on the terminal, of results of `allstep forecast`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allstep.commands.forecast.causes import NOTICED

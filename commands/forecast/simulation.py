@@ -5,8 +5,6 @@ background thread wakes every cycle and packs the gradients that are ready (Serg
 DDP's, whose buckets are laid out in advance (Li et al. 2020, section 3.2.3).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Hardware and settings as a user knows them: nominal bandwidths and kinds of links, and what is made of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

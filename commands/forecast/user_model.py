@@ -1,7 +1,5 @@
 """A user's network as a forecast needs it: its real tensors in the order of a forward pass, tried on one sample."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

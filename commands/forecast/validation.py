@@ -3,8 +3,6 @@
 published.yaml has publications by name: what its authors measured, with what a user would have known before.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path

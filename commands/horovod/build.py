@@ -5,8 +5,6 @@ everything that the compiled code depends on: versions, patches, options, compil
 build tools are installed into a folder of the build, which is removed after it, so the environment stays as it is.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

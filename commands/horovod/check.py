@@ -1,7 +1,5 @@
 """Compare the installed Horovod with what is in its environment now."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -11,8 +11,6 @@ settings (PIP_INDEX_URL, PIP_NO_INDEX, PIP_FIND_LINKS, pip.conf) are respected. 
 URL with wheels and SHA256SUMS; one that fits exactly is taken instead of building. pip uninstall horovod removes it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Install Horovod into the environment of the interpreter that runs this, without changing any other package."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import shutil
 import subprocess

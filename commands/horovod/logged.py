@@ -1,7 +1,5 @@
 """Long commands of an installation, such as pip: each line goes to a log, a short progress line to the terminal."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

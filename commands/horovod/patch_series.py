@@ -11,8 +11,6 @@ A line `{{NAME}}` that a patch adds stands for the file NAME in patches/inserted
 it in its own language. It is inserted after the last patch, so that it can grow without shifting lines for others.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

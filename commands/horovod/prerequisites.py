@@ -1,7 +1,5 @@
 """Checks of a machine before anything is downloaded: what a build of Horovod needs, with advice, and GPUs' driver."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

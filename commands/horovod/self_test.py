@@ -6,8 +6,6 @@
 In the test on CPUs, GPUs are hidden, since two ranks may not share one.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

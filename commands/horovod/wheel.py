@@ -9,8 +9,6 @@ name is that of the wheel that would be built, and its SHA-256 the one in SHA256
 the variable were not set.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import http.client

@@ -13,8 +13,6 @@ Host files may be untrusted, and launchers pass host names to shells. So a name 
 dots, hyphens and underscores.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -11,8 +11,6 @@ the job is requeued, and resumes by --resume auto. A command of allstep runs onc
 itself. --each makes a job array with a task for each value of that flag, and a folder for each in --output-dir.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

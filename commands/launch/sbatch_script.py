@@ -4,8 +4,6 @@ Slurm sends its warning signal only to the script, which forwards it: the ranks 
 script requeues its job. Slurm itself requeues the job if it takes the hosts away without a warning, or if one fails.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ all runs of a framework: of the weights, of all numbers in metrics.jsonl except 
 which include the optimizer's slots and batch norm's running statistics.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

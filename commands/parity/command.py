@@ -32,8 +32,6 @@ Other seeds may exceed the bounds in that way, or by a kink, which these optimiz
 has one in TensorFlow, in a channel of the second convolution at step 6, which grows to 0.46 by step 50.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

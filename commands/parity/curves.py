@@ -4,8 +4,6 @@ The difference of two losses a and b is |a - b| / |a|. The difference of two set
 tensors of max |a - b| / max |a|, the maxima being over the elements of a tensor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

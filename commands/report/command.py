@@ -9,8 +9,6 @@ on a phone and printed. Unreadable files, and directories without any results, a
 report, one line each, and left out; the exit status is 2 if nothing is left.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The sections of a result of `allstep compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from allstep.commands.compare.cells import INDEPENDENT

@@ -1,7 +1,5 @@
 """Launches of the benchmarks: started with an environment and a log, ended with all their processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Commands that start a strategy with its usual launcher, on ranks or devices of this host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allstep.common.catalog.strategies import STRATEGIES

@@ -3,8 +3,6 @@
 It is read from the output of other programs and the content of kernel files, which are None if there is none.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

@@ -4,8 +4,6 @@ Figures are ratios of measurements taken in turn (A B A B ...) on the same machi
 affects all of them alike; the median over the rounds drops disturbed rounds.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Facts about GPUs from NVIDIA's driver and its management library (NVML); none without a driver."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

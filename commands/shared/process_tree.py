@@ -4,8 +4,6 @@ Launchers put ranks into sessions of their own, where signals to a process group
 inherits the environment of its parent, so an environment variable marks them all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -3,8 +3,6 @@
 horovodrun -np 2 python -m allstep.commands.shared.real --framework pytorch --output FILE [trainer's flags]
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Temporary folders of commands; the next start of a command removes those of its processes that were killed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

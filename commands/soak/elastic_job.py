@@ -1,7 +1,5 @@
 """Elastic jobs that are started to be disturbed: their hosts, the mishaps that can happen, and their progress."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

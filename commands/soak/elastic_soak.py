@@ -12,8 +12,6 @@ It reports the effective training time ratio (time in steps that counted over to
 the time from each mishap to the next step, and the time from the return of a host until its ranks took part.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

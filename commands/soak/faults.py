@@ -1,7 +1,5 @@
 """Faults that can be injected into a job on this machine, and the check of how the job ends."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

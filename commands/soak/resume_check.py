@@ -1,7 +1,5 @@
 """Check that a disturbed and resumed run equals the undisturbed run in checkpoints, losses, steps and weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Jobs of a trainer that are started to be disturbed: their ranks, output and remaining processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

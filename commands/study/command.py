@@ -10,8 +10,6 @@ directory keeps every run (study.json), figures (SVG and PNG) and a page (study.
 it. The same command again resumes an interrupted study.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

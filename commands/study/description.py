@@ -3,8 +3,6 @@
 docs/studies.md explains one. Every series is trained at every x with every seed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Measurements of a study over the seeds, and whether they are as expected."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

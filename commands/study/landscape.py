@@ -9,8 +9,6 @@ gets a line of JSON for each distance a, averaged over the directions, and one w
 distances minus the loss at the weights themselves: small for flat minima.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

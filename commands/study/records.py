@@ -1,7 +1,5 @@
 """Results of `allstep study`: study.json, with the results of every run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

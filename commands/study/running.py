@@ -3,8 +3,6 @@
 study.json is rewritten atomically after each run: however a study ends, the same command goes on with the next run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

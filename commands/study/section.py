@@ -1,7 +1,5 @@
 """The section of a study: the question, the measurements, and whether they are as expected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -6,8 +6,6 @@ A helper process stops and continues that rank in turn, like another program on 
 alike, even if threads of the framework do the work.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -9,8 +9,6 @@ out. Backward itself is not in the timeline, but its gradients are: reduction be
 overlaps with backward.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import defaultdict

@@ -7,8 +7,6 @@
 The state may consist of numbers, strings, lists, mappings, arrays and torch tensors.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

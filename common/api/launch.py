@@ -7,8 +7,6 @@ The function is sent to the ranks by cloudpickle, through a file that only this 
 unpickled: numbers, strings, lists, mappings and arrays come back as JSON and .npy files.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Words that name what exists where they are printed: in a checkout of allstep, or elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

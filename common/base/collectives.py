@@ -1,7 +1,5 @@
 """Collectives that the engine calls for sums, checks and state; the strategy itself all-reduces gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

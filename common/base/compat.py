@@ -3,8 +3,6 @@
 This module imports no framework, because `--help` imports it.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

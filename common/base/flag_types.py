@@ -5,8 +5,6 @@ messages. A type that rejects a word raises ArgumentTypeError with the end of a 
 received 0; raise it`; the caller, which knows the flag's name or the file and line, puts that in front.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os

@@ -1,7 +1,5 @@
 """Intervals of time, each from its start to its end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 Interval = tuple[float, float]

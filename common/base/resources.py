@@ -1,7 +1,5 @@
 """Cores and memory that this process may use, and settings by which malloc keeps the large blocks of each step."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Output to the terminal: lines written in one piece, and safe quoting of untrusted text."""
 
-from __future__ import annotations
-
 import sys
 from typing import TextIO
 

@@ -4,8 +4,6 @@ Such a file is arbitrary code. So only a flag can name one, never a checkpoint, 
 directory (see `trusted`), and rank 0 prints a line when it is imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

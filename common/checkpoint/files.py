@@ -9,8 +9,6 @@
 File names are fixed, so nothing in a manifest can point outside its directory; nothing is ever unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

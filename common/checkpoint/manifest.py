@@ -1,7 +1,5 @@
 """JSON manifest of a checkpoint: its files, the progress of training, and a checksum over everything."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Selection of a checkpoint by `latest`, `best` or a path, with fallbacks if it is damaged."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Weights trained elsewhere, in a safetensors file such as those of torchvision's and timm's networks."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

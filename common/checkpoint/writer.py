@@ -1,7 +1,5 @@
 """Writer of checkpoints in the background, which keeps the last few and the best."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Checks of whether a run's flags fit together and fit the data, before a framework is imported."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """Command-line flags about data: which data set, where it is, and how it is read."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -5,8 +5,6 @@ Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of t
 `validation.py` checks what depends on other flags or on the data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -18,8 +18,6 @@ often, give or take one. Later epochs see each sample exactly once, in the same 
 order depends only on (seed, epoch, position) and the difficulties.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

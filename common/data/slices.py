@@ -10,8 +10,6 @@ A rank has consecutive slices. It adds them up as far as the tree goes within th
 of ranks is a power of two that divides V, and otherwise a few; the ranks add those up by the same tree.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import operator

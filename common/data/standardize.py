@@ -1,7 +1,5 @@
 """Mean and deviation of a data set's inputs, by which --standardize scales them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

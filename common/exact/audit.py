@@ -7,8 +7,6 @@ samples, before weights change. If the 64-bit digests of the two differ, the ran
 and the rank that differs from the other two is wrong.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Threads, versions and processor, on which the bits of a run with --slices depend in addition to its flags."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ Each rank computes a 64-bit digest of each parameter; the digests are gathered a
 parameter, so a check after every epoch costs next to nothing, and ranks that diverge cannot go unnoticed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 

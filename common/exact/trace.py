@@ -8,8 +8,6 @@ Digests of arrays in GPU memory are computed on the GPU, and differ from those o
 recorded".
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

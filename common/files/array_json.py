@@ -1,7 +1,5 @@
 """Plain values and arrays on disk: a JSON file, and a .npy file for each array. Nothing is pickled."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

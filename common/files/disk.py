@@ -1,7 +1,5 @@
 """Files and folders on disk: atomic and tried writes, checksums, and folders that allstep wrote and may remove."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools

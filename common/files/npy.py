@@ -3,8 +3,6 @@
 Files of numbers, one for each sample, class or the like, are such arrays or text.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path

@@ -14,8 +14,6 @@ ignored, unless `CLOSED` is true. A record may name properties in `DERIVED`, whi
 not read.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Callable

@@ -10,8 +10,6 @@ regular files, and checks the open descriptor, so the file cannot be exchanged a
 Both raise OSError, as `open` does; the message tells what was expected and what was received.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

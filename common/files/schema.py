@@ -8,8 +8,6 @@ A shape is a function of a value and a description of its place; the functions b
 It raises `Mismatch` for the first value that is not as expected. `records` reads objects.
 """
 
-from __future__ import annotations
-
 import re
 import reprlib
 from collections.abc import Callable

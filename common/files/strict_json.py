@@ -1,7 +1,5 @@
 """Strict parser for untrusted JSON: only what the standard allows, no duplicate keys, and limited nesting."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """Strict parser for untrusted YAML: limited size and depth, and no aliases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Each rank decides by its host: it takes a GPU if the host has one for each of it
 ranks can communicate, because all ranks must train on GPUs, or all on CPUs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

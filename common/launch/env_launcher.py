@@ -4,8 +4,6 @@ This is torch's env://, which Kubeflow's PyTorchJob and many scripts use. These 
 a host, which the choice of a GPU depends on. So the ranks connect at MASTER_PORT and exchange their hosts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

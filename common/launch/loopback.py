@@ -1,7 +1,5 @@
 """Restriction of a job on one host to the loopback interface, so that other hosts cannot connect to its ranks."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping, MutableMapping

@@ -4,8 +4,6 @@ Each launcher sets different environment variables. Only this file knows their n
 :func:`placement`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -6,8 +6,6 @@ offers one way to exchange them: Horovod's key-value store under `horovodrun --g
 launcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

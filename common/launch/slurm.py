@@ -1,7 +1,5 @@
 """Slurm's notations for a list of hosts, and for the number of tasks on each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice

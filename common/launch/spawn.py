@@ -3,8 +3,6 @@
 Each rank runs this same program, with its placement in the environment (`common.launch.placement` reads it).
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

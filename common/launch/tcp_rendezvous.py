@@ -3,8 +3,6 @@
 Any process may connect to that port; connections that do not identify as a rank, or send too much, are ignored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 It is written from the addresses that the ranks have exchanged, unless a user or a Kubernetes operator has set it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Each such process would train independently, and exit with status 0. So a sign t
 for is an error.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ Python's `int` accepts digits of other scripts, and fails for 5,000 digits; C's 
 for anything that is not a number.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Mapping

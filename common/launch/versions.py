@@ -1,7 +1,5 @@
 """Versions of the frameworks: those that are tested, and those for which the installed Horovod was compiled."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

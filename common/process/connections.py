@@ -4,8 +4,6 @@ With Gloo, Horovod 0.28.1 keeps its connections open when it is shut down after 
 other than the lost one then get no error, and wait for Gloo's timeout of half a minute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

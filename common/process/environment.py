@@ -1,7 +1,5 @@
 """Environment variables of this process: a name for a user without one, and their restoration."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -7,8 +7,6 @@ launcher ends the others while they wait for their turn. Ranks that watch each o
 rank has reported, and exit at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@ Wheels of two frameworks, a toolkit and a container may each contain a copy. A p
 of a library, or libraries built for different CUDA releases, fail with errors that do not name them.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Mapping, Sequence

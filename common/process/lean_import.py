@@ -1,7 +1,5 @@
 """Context managers that avoid needless output, imports and garbage collection while a library is imported."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

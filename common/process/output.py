@@ -4,8 +4,6 @@ A command whose output is lost ends: quietly with the status of a closed pipe, o
 Training goes on without its output, and says so on standard error. Lost standard error is never a reason to end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@ A launcher that is killed cannot end its ranks. Ranks on the launcher's host los
 ssh keep their parent, a shell, but their output is no longer read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Packages that only some commands and strategies need: the line that says which one is missing and how to get it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterable

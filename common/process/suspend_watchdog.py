@@ -4,8 +4,6 @@ The rank sends a heartbeat every second to a watcher process, `python suspend_wa
 along with the rank.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import select

@@ -1,7 +1,5 @@
 """Progress of a run, which the engine updates and a checkpoint keeps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -12,8 +12,6 @@ both trainers use v = m * v + g, w = w - lr * v, to which the correction is equi
 `tensorflow/drop_in/callbacks.py`, which work with Keras' SGD, offer the correction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

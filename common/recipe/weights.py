@@ -5,8 +5,6 @@ The canonical names and layouts are those of PyTorch: `conv1.weight` is (out, in
 `running_mean` and `running_var`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Reporters of a run, only on rank 0: the terminal, metrics.jsonl, TensorBoard, and experiment trackers."""
 
-from __future__ import annotations
-
 import sys
 
 from allstep.common.config.train_config import TrainConfig

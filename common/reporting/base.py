@@ -1,7 +1,5 @@
 """Interface through which a run reports its progress, and a reporter that forwards to several others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Output of a run on the terminal: one line per epoch and, if standard error is a terminal, a progress bar."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

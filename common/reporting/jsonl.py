@@ -1,7 +1,5 @@
 """metrics.jsonl: one JSON object per line, each with a field `event`."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

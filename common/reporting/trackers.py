@@ -5,8 +5,6 @@ all other fields as tags. Weights & Biases gets flags and start fields as config
 fields as summary.
 """
 
-from __future__ import annotations
-
 import importlib
 import queue
 import threading

@@ -4,8 +4,6 @@ Averages follow scikit-learn: means over classes count those that occur among ta
 several outputs weight them equally.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

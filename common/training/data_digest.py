@@ -6,8 +6,6 @@ machine, so that samples of a user's program that are others than before are tol
 makes no difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary

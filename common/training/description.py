@@ -3,8 +3,6 @@
 A resumed run is compared with it field by field; `allstep evaluate`, `load` and `export` build the network from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Files of an earlier run in the output directory, which are resumed or moved to a separate folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validation: exact means over all samples, whatever the number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts that Horovod's strategies of both frameworks share: how the ranks are formed, their devices and collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 

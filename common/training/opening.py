@@ -1,7 +1,5 @@
 """Prepares and opens the data set of a run, and checks it against the flags and this host's memory."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

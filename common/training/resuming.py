@@ -5,8 +5,6 @@ checked: its fields against each other, the flags and the number of samples, and
 that need a framework or the data run last.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Mapping

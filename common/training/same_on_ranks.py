@@ -3,8 +3,6 @@
 Ranks with other flags would wait for each other without end, and ranks with other data would train on a mixture.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

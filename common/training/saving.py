@@ -4,8 +4,6 @@ Only rank 0 reads and writes files, and sends the state that it reads to the oth
 header gives names, shapes and types of the arrays, which follow it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Start of a trainer, before it builds anything: find its rank, parse its flags, refuse what cannot run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

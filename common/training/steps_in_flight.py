@@ -3,8 +3,6 @@
 Reading a result waits for the device, so the engine first starts the next step, and a GPU never waits for the host.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

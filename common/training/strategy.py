@@ -1,7 +1,5 @@
 """Base class of the strategies of both frameworks: the five steps by which ranks are formed and wired."""
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A trained run by the name of its output directory, of a checkpoint, or of a safetensors file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training session: connects the engine with data, resuming, reports and checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

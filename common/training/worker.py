@@ -1,7 +1,5 @@
 """Interface of the engine to a framework; `pytorch/worker.py` and `tensorflow/worker.py` derive from it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -4,8 +4,6 @@ Every rank has a thread (`agent`) that sends a heartbeat with the rank's progres
 a second. So rank 0 detects lost and stuck ranks. Notices to stop (SIGTERM, SIGUSR1, SIGHUP) use the same connections.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

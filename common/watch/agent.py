@@ -4,8 +4,6 @@ The training loop may be stuck in a collective, or in C code that never returns.
 that a rank can always exit when it has to.
 """
 
-from __future__ import annotations
-
 import selectors
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Messages between watchdog threads, JSON objects, one per line, over connected sockets; and the listener for these."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import json

@@ -3,8 +3,6 @@
 It also coordinates the agreement of the ranks to stop together; `ProgressState` explains why that is correct.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import sys

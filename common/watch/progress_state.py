@@ -4,8 +4,6 @@ Both sides use plain attribute writes and reads: the loop never takes a lock, an
 where to stop.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -4,8 +4,6 @@ The relay is a thread in the first rank of each host except rank 0's. It combine
 message, and passes everything else on at once. Messages of rank 0 go to all ranks of the host.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import time

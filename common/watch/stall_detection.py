@@ -3,8 +3,6 @@
 All functions are pure functions of the heartbeats and of time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

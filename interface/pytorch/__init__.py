@@ -1,7 +1,5 @@
 """Public interface of allstep.pytorch for users' programs; the code is in pytorch/ of the repository."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from allstep.common.process.requirements import imported

@@ -1,7 +1,5 @@
 """Values that modules return from `get_extra_state`, as bytes in a tensor. Nothing is pickled, and types stay."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -5,8 +5,6 @@ bfloat16 is kept as float32, which holds each of its values, and a complex numbe
 `get_extra_state` is kept as bytes (`extra_state`).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Trial of a network in training, which `common.training.trial` judges; what each pass changes alike is put back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

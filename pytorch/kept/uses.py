@@ -5,8 +5,6 @@ outputs; all other weights are gathered for as long as the whole network compute
 elsewhere than in its module stays as it was, so FSDP would not train it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Batch norm with the same state in both frameworks; `tensorflow/networks/batch_norm.py` computes the same."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

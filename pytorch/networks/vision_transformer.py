@@ -1,8 +1,6 @@
 """Vision transformers (Dosovitskiy et al. 2021) as in timm, without dropout;
 `tensorflow/networks/vision_transformer.py` builds the same ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer

@@ -6,8 +6,6 @@ take the norm of a shard for that of the weight, and Horovod, which makes an opt
 would have Lamb clip at a norm of 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Set
 
 import torch

@@ -1,7 +1,5 @@
 """Norms of whole weights for the optimizers that depend on them: LARS, LAMB, NovoGrad."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any

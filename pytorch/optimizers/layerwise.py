@@ -1,7 +1,5 @@
 """Optimizers whose updates of a layer follow its norms. `tensorflow/optimizers/layerwise.py` has the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

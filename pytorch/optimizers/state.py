@@ -4,8 +4,6 @@ The suite's optimizers, and those of torch that are the same, have canonical nam
 Any other optimizer of a user's keeps the names of its own `state`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """DataParallel: one process, several GPUs; each step copies the network to all and adds their gradients up on one."""
 
-from __future__ import annotations
-
 import torch
 
 from allstep.common.base.errors import UserError

@@ -1,7 +1,5 @@
 """DistributedDataParallel: one process a GPU or core, gradients averaged bucket by bucket as backward fills them."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Sequence

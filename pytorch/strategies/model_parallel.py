@@ -7,8 +7,6 @@ Each batch is cut into equal micro-batches: the most that its size allows, up to
 is a large prime. None is filled up: what fills it would enter batch norm, which normalises each by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Sums of several vectors overlap with what else a rank does, and with each other: see `SumsUnderWay`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Parts that the strategies of torch.distributed share: rendezvous of the ranks, and the engine's collectives."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import socket

@@ -1,7 +1,5 @@
 """Base class of strategies: how ranks are formed and how gradients are combined. TensorFlow's has the same methods."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A backend has `rank` and `size` and, for each collective in COLLECTIVES that its
 with `_` for `-`. The method takes this rank's input, a float32 array, and returns an operation.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

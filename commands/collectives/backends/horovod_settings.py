@@ -4,8 +4,6 @@ Every candidate's step is simulated (`forecast.simulation`) with the measured co
 out of the fusion buffer. The fastest candidate wins, unless it is hardly faster than the default.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Horovod in TensorFlow, in a graph and with the threads of a trainer's rank, as in a compiled training step."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Horovod in PyTorch, called as its optimizer calls it: by name, and in place where there is such a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import horovod.torch as hvd

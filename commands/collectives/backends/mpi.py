@@ -1,7 +1,5 @@
 """MPI itself, through mpi4py: the best that Horovod on MPI can reach; and a copy, the lower bound of all times."""
 
-from __future__ import annotations
-
 import numpy as np
 from mpi4py import MPI
 

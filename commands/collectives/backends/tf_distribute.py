@@ -1,7 +1,5 @@
 """tf.distribute.MultiWorkerMirroredStrategy, whose replica context has only all-reduce and all-gather."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """torch.distributed between CPUs, with Gloo."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.distributed as dist

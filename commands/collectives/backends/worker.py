@@ -3,8 +3,6 @@
 mpirun -np 2 python -m allstep.commands.collectives.backends.worker mpi4py all-reduce 8,1048576 DIRECTORY
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """The parts of a report: sections of text, figures and tables, all as plain text, rendered as HTML or Markdown."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping, Sequence

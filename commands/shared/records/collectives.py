@@ -1,7 +1,5 @@
 """Results of `allstep collectives`, and of each of its ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

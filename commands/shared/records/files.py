@@ -1,7 +1,5 @@
 """Result files: JSON with a format and its version, written atomically and read as records."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

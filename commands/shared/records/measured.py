@@ -1,7 +1,5 @@
 """Measurements: what a measured rank writes (blocks of steps, epochs, memory), and figures with their targets."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Training runs as recorded in metrics.jsonl, one event per line, and in the profiles of --profile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets: call `prepare` once per host and `load` on every rank, then read samples by index."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Cache of a data set's arrays: .npy files, unpacked once per host and memory-mapped by all its ranks."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

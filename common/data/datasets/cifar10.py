@@ -3,8 +3,6 @@
 Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Ma
 1998; its test part, written by 13 people.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 from pathlib import Path

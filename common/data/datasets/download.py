@@ -8,8 +8,6 @@ To use your own files in the format of a data set, put them into its folder and 
 downloaded or overwritten.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import http.client

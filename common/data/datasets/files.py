@@ -1,7 +1,5 @@
 """Files of data sets on disk: checksums, locks for writers, and clear errors."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

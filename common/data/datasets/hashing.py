@@ -1,7 +1,5 @@
 """Random numbers as a pure function of a counter: a sample needs only its index, no generator state."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

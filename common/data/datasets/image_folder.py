@@ -5,8 +5,6 @@ with the class folders in the data folder itself, a share of the images is held 
 followed. Hidden files, and files that are no images, are passed over, counted and told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Sources: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", 1
 IDX format; Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 from collections.abc import Sequence

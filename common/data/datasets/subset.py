@@ -1,7 +1,5 @@
 """Subset of a split, and holding out validation samples if a data set has no validation split."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote

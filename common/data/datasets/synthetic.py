@@ -5,8 +5,6 @@ black otherwise. So a network can learn the classes, with almost no errors from 
 pixels come from a hash of counters: 10^9 samples take no memory, and every rank computes the same ones.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -10,8 +10,6 @@ all characters that occur in the validation part alone. With --text-tokens bytes
 Source: The Python Language Reference, Python Software Foundation, PSF License 2.
 """
 
-from __future__ import annotations
-
 import codecs
 import importlib
 from pathlib import Path

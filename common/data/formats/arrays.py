@@ -4,8 +4,6 @@ Images have channels last in allstep, NumPy and Keras, channels first in PyTorch
 the source decides, once; a shape that looks like the other layout is refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

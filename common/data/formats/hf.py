@@ -3,8 +3,6 @@
 DIR holds *.arrow files, or one folder of them per split: train, and validation or test. Only pyarrow is needed.
 """
 
-from __future__ import annotations
-
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.formats.arrow_table import load_tables

@@ -1,7 +1,5 @@
 """Data sets in files of many samples each, read through an index; shared by TFRecord files and tar archives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

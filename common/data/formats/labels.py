@@ -4,8 +4,6 @@ Class numbers, names of classes and one-hot rows of any type become class number
 classes or numbers: their values decide, a line on stderr says so, and --task decides otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A sample is an input and a target, or a mapping with fields for them: tensors, arrays, numbers, or Pillow's images.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ The arrays have the names that Keras' data sets and many others use: x_train, y_
 train_images, train_labels, val_images, ...; or x and y, of which a share is held out for validation.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """Compressed files of samples, such as .tar.gz: unpacked once per host, since samples are read in any order."""
 
-from __future__ import annotations
-
 import bz2
 import dataclasses
 import gzip

@@ -4,8 +4,6 @@ Reading one row of a Parquet file unpacks all rows around it. So the rows are wr
 which ranks map into memory and read in any order.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

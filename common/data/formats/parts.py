@@ -1,7 +1,5 @@
 """Files of a data set's folder, those of training and validation, and input and target fields of a sample."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ as Keras' data sets do, or (x, y), of which a share is held out for validation. 
 objects with `__len__` and `read(indices, epoch)`, or map-style data sets. Or it returns a `Dataset`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A sample takes 20 bytes plus its target, and 16 more if it is tokens: 10^6 sampl
 ranks of a host share.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The targets determine the task, as `labels` says.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

@@ -5,8 +5,6 @@ A record has 8 bytes of length, 4 bytes of checksum of the length, the message, 
 of the message. An input is an image file, or numbers; a target is a class, numbers, or the tokens that follow.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import struct

@@ -6,8 +6,6 @@ An input is an image file, or an array (x.npy); a target is a number or a name a
 Hidden files, links and devices are passed over, and counted.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -3,8 +3,6 @@
 They are forks, made before a sample is read, so that each opens files of its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

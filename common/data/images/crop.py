@@ -1,7 +1,5 @@
 """Crops of images, as pure functions of the image's size and of random numbers, and their resizing."""
 
-from __future__ import annotations
-
 import functools
 import math
 import platform

@@ -5,8 +5,6 @@ other formats, CMYK, and every JPEG in which libjpeg-turbo finds an error, since
 better messages for the others. Both give the same pixels for an intact file.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -3,8 +3,6 @@
 Training images are cropped at random and mirrored with probability 1/2; validation images are cropped in the centre.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools
