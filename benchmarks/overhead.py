@@ -5,7 +5,9 @@
 For each framework, on 2 ranks of one thread each (the network: cnn, 28x28x1, 64 images per rank and step):
 
     largest difference of losses    shows that the trainer and a hand-written Horovod loop train the same network
+    difference of the mean loss     shows the same of a Session, which reports the mean of an epoch
     images/s / hand-written         against that loop, both with their data in memory
+    images/s by a Session           against that loop
     images/s / independent          against two independent processes at the same time, which is the limit
     seconds to first step           in excess of a bare horovodrun with the same imports (a difference)
     replica check / 100 steps       seconds, in the same run
@@ -16,6 +18,7 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 
 import argparse
 import dataclasses
+import importlib
 import os
 import statistics
 import sys
@@ -24,7 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.handwritten.data import trainer_flags
+import numpy as np
+
+from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, in_memory, trainer_flags, write
 from allstep.benchmarks.runner import QUICK, benchmark, program
 from allstep.commands.shared.measure import (
     compared,
@@ -42,7 +47,9 @@ from allstep.commands.shared.rank import open_session
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
+from allstep.common.launch.placement import find_placement
 from allstep.common.process.exit import run_rank
+from allstep.common.recipe.weights import initial_weights
 
 BATCH_SIZE = 64
 NUM_RANKS = 2
@@ -83,24 +90,27 @@ class TrainerBench:
         """Return the images per second of the hand-written loop, the median of its epochs."""
         return statistics.median(self._handwritten(self.effort.num_epochs).images_per_second[1:])
 
+    def session_throughput(self) -> float:
+        """Return the images per second of a Session, the median of its epochs."""
+        return statistics.median(self._session(self.effort.num_epochs).images_per_second[1:])
+
     def independent_throughput(self) -> float:
         """Return the total images per second of two independent processes that run at the same time."""
         alone = job(f"allstep.{self.framework}.train", *self._flags(), num_ranks=None)
         return sum(statistics.median(printed_rates(printed)) for printed in run(*[alone] * NUM_RANKS))
 
-    def loss_difference(self) -> Figure:
-        """Compare the losses of the trainer and the hand-written loop, which must agree."""
+    def loss_differences(self) -> list[Figure]:
+        """Compare the losses of the trainer and of a Session with those of the hand-written loop; they must agree."""
         output = new_output(self._directory)
         run(job(f"allstep.{self.framework}.train", *self._flags(epochs=1), "--output-dir", output, "--log-every", 1))
         ours = [event.loss for event in read_events(output / FILE).steps]
         reference = self._handwritten(1).losses
-        return Figure(
-            f"{self.framework}: largest difference of losses",
-            ours[-1],
-            reference[-1],
-            largest_relative_difference(ours, reference),
-            "<= 1e-4",
-        )
+        [session], mean = self._session(1).losses, statistics.mean(reference)
+        pairs = {"largest difference of losses": (ours, reference), "difference of the mean loss": ([session], [mean])}
+        return [
+            Figure(f"{self.framework}: {what}", one[-1], other[-1], largest_relative_difference(one, other), "<= 1e-4")
+            for what, (one, other) in pairs.items()
+        ]
 
     def startup(self) -> float:
         """Return the seconds from the launch of the trainer to the end of its first step."""
@@ -135,14 +145,37 @@ class TrainerBench:
 
     def _handwritten(self, num_epochs: int) -> Handwritten:
         module = f"allstep.benchmarks.handwritten.{self.framework}_horovod"
-        flags = ("--epochs", num_epochs, "--num-samples", self.effort.num_samples, "--batch-size", BATCH_SIZE)
-        return run_handwritten(self._directory, lambda output: job(module, output, *flags))
+        return run_handwritten(self._directory, lambda output: job(module, output, *self._size(num_epochs)))
+
+    def _session(self, num_epochs: int) -> Handwritten:
+        words, size = ("overhead", "train_session", self.framework), self._size(num_epochs)
+        return run_handwritten(self._directory, lambda output: program(*words, output, *size, num_ranks=NUM_RANKS))
+
+    def _size(self, num_epochs: int) -> Sequence[object]:
+        return "--epochs", num_epochs, "--num-samples", self.effort.num_samples, "--batch-size", BATCH_SIZE
 
     def _flags(
         self, *, epochs: int | None = None, num_samples: int | None = None, batch_size: int = BATCH_SIZE
     ) -> Sequence[object]:
         flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
         return *flags, "--batch-size", batch_size
+
+
+def train_session(framework: str, *words: str) -> None:
+    """Train by a Session on float32 arrays in memory, and write what the loops in `handwritten/` write."""
+    flags = arguments(words)
+    sessions = importlib.import_module(f"allstep.{framework}.session")
+    models = importlib.import_module(f"allstep.{framework}.models")
+    model = models.build_model("cnn", (28, 28, 1), 10)
+    shapes = {name: array.shape for name, array in models.export_weights(model).items()}
+    models.import_weights(model, initial_weights(shapes, 0))
+    images, labels = in_memory(flags.num_samples, np.arange(flags.num_samples))
+    validation = images[: flags.batch_size], labels[: flags.batch_size]
+    recipe = {"epochs": flags.epochs, "batch_size": flags.batch_size, "base_lr": LEARNING_RATE, "momentum": MOMENTUM}
+    history = sessions.Session(model, (images, labels), validation, **recipe).fit()
+    if find_placement().rank == 0:
+        rates = [epoch["images_per_second"] for epoch in history]
+        write(flags.output, images_per_second=rates, losses=[epoch["train_loss"] for epoch in history])
 
 
 def time_checks(framework: str, output: str, *words: str) -> None:
@@ -168,17 +201,19 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     if load > 0.5:
         print(f"this machine is busy (load {load:.1f}): figures suffer where it has other work", file=sys.stderr)
     bench = TrainerBench(framework, FULL_OR_QUICK[flags.quick], folder)
-    same = bench.loss_difference()
+    same = bench.loss_differences()
     sides = {
         "ours": bench.throughput,
         "handwritten": bench.handwritten_throughput,
         "independent": bench.independent_throughput,
+        "session": bench.session_throughput,
     }
     rates = interleaved(sides, bench.effort.num_rounds)
     startups = interleaved({"ours": bench.startup, "bare": bench.bare_startup}, bench.effort.num_rounds)
     rows = [
-        same,
+        *same,
         compared(f"{framework}: images/s / hand-written", rates["ours"], rates["handwritten"], target=">= 0.98"),
+        compared(f"{framework}: images/s by a Session", rates["session"], rates["handwritten"], target=">= 0.98"),
         compared(f"{framework}: images/s / independent", rates["ours"], rates["independent"], target=">= 0.93"),
         compared(
             f"{framework}: seconds to first step, more than bare",
@@ -191,7 +226,7 @@ def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[li
     return rows, {"images_per_second": rates, "startup_seconds": startups}
 
 
-main = benchmark("overhead", __doc__, measure, flags=QUICK, programs=(time_checks,))
+main = benchmark("overhead", __doc__, measure, flags=QUICK, programs=(time_checks, train_session))
 
 if __name__ == "__main__":
     run_rank(main)

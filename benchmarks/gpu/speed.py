@@ -26,12 +26,12 @@ NUM_CLASSES = 10
 VALIDATION_SHARE = 20  # training images per validation image
 
 
-def write_images(folder: Path, number: int, num_validation: int | None = None) -> None:
-    """Write training images under folder/train and validation images, a few by default, under folder/val, by class."""
+def write_images(folder: Path, number: int) -> None:
+    """Write training images under folder/train and a few validation images under folder/val, by class."""
     for split in ("train", "val"):
         for label in range(NUM_CLASSES):
             (folder / split / f"class{label}").mkdir(parents=True)
-    last = number + (num_validation or max(NUM_CLASSES, number // VALIDATION_SHARE))
+    last = number + max(NUM_CLASSES, number // VALIDATION_SHARE)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(partial(_write, folder, number), range(last), chunksize=32))
 

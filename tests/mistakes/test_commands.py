@@ -139,15 +139,13 @@ COMMANDS = {
 }
 
 BENCHMARKS = {
-    "benchmarks.session --rounds 0": ("--rounds to be at least 1", "0"),
-    f"benchmarks.session --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
-    "benchmarks.startup --rounds many": ("--rounds to be a whole number", "many"),
-    "benchmarks.startup --controller nccl": ("--controller to be one of", "nccl"),
-    "benchmarks.startup --unmodified ''": ("--unmodified to be a path", "''"),
+    "benchmarks.observing --rounds 0": ("--rounds to be at least 1", "0"),
+    f"benchmarks.observing --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    "benchmarks.observing --rounds many": ("--rounds to be a whole number", "many"),
     "benchmarks.overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
     "benchmarks.overhead --frameworks pytorch,jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
     "benchmarks.overhead --frameworks pytorch tensorflow": ("flags and their values", "tensorflow"),
-    "benchmarks.startup --frameworks pytorch,,tensorflow": ("--frameworks to be one of", "''"),
+    "benchmarks.overhead --frameworks pytorch,,tensorflow": ("--frameworks to be one of", "''"),
     "benchmarks.reproducibility one": ("DIR", "nothing"),
     "commands.compare.synthetic --num-iters 0": ("--num-iters to be at least 1", "0"),
     "commands.compare.synthetic --framework jax": ("--framework to be one of", "jax"),
@@ -164,7 +162,7 @@ def test_calls(command, tmp_path, monkeypatch, capfd):
     check_call(Mistake(command, *PROGRAMS[command]), tmp_path, monkeypatch, capfd)
 
 
-@pytest.mark.parametrize("program", ["commands.cli collectives", "benchmarks.session"])
+@pytest.mark.parametrize("program", ["commands.cli collectives", "benchmarks.observing"])
 def test_processes(program, tmp_path):
     command = f"{sys.executable} -m allstep.{program} --rounds 0"
     check(Mistake(command, "--rounds to be at least 1", "0"), tmp_path)
