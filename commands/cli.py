@@ -4,14 +4,13 @@ allstep --help
 allstep parity --optimizers momentum,adam
 """
 
-import difflib
 import importlib
 import signal
 import sys
 from collections.abc import Sequence
 
 from allstep.common.base.checkout import trainer_command
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.base.version import VERSION
 from allstep.common.process.exit import run_rank
 
@@ -75,8 +74,7 @@ def call(arguments: Sequence[str]) -> None:
         print(f"allstep {name} is now allstep {ALIASES[name]}; the old name goes in the next release", file=sys.stderr)
         name = ALIASES[name]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        advice = f"did you mean {near[0]}?" if near else "see allstep --help"
+        advice = did_you_mean(name, COMMANDS, "see allstep --help")
         raise UserError(f"expected one of the commands {', '.join(COMMANDS)}, received {quote(name)}; {advice}")
     importlib.import_module(f"allstep.commands.{name}.command").main(rest)
 

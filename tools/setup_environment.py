@@ -21,8 +21,7 @@ from typing import Any
 import setup_needs
 import tensorflow_gpu
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
-from gpu_choice import Choice, choose
-from setup_needs import pinned, site_packages
+from setup_needs import Choice, choose, pinned, site_packages
 
 from allstep.commands.horovod import build, prerequisites
 from allstep.commands.horovod import self_test as horovod_test

@@ -1,14 +1,15 @@
-"""Needs of `make setup`: an interpreter that can make .venv, room on the disk, and the packages' pins."""
+"""Needs of `make setup`: an interpreter, room on the disk, the packages' pins, and the choice of GPUs or CPUs."""
 
 import importlib.util
 import sys
 import sysconfig
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
 
-from allstep.commands.horovod.prerequisites import check_build, check_disk
+from allstep.commands.horovod.prerequisites import OLDEST_DRIVER, Driver, check_build, check_disk
 from allstep.commands.horovod.target import BUILT_AGAINST
 from allstep.common.base.errors import UserError
 
@@ -50,3 +51,35 @@ def pinned(constraints: str) -> dict[str, str]:
 def site_packages(environment: Path) -> Path:
     """Return the folder of the packages in an environment of this Python."""
     return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether the environment is built for GPUs, and the reason, in words that follow "for GPUs" or "for CPUs"."""
+
+    gpu: bool
+    reason: str
+
+
+def choose(asked: str, *, before: bool | None, driver: Driver) -> Choice:
+    """Choose GPUs or CPUs: as requested, else as in the existing .venv, else GPUs if there is a driver.
+
+    Args:
+        asked: the variable GPU of `make setup`: "0", "1", or "" if it was not given.
+        before: the choice of the last set-up, None if there was none.
+
+    Raises:
+        UserError: GPU has another value.
+    """
+    if asked not in ("", "0", "1"):
+        raise UserError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {asked!r}; correct it")
+    if asked:
+        return Choice(asked == "1", f"GPU={asked} says so")
+    if before is not None:
+        other = " (make setup GPU=1 builds for the GPUs here)" if driver.works and not before else ""
+        return Choice(before, f"as the last set-up did{other}")
+    if driver.works:
+        return Choice(True, "NVIDIA's driver is here (make setup GPU=0 builds for CPUs)")
+    if driver.found:
+        return Choice(False, f"the driver is {driver.version}, and CUDA 13 needs {OLDEST_DRIVER} or newer")
+    return Choice(False, "no driver of NVIDIA's is here (make setup GPU=1 builds for GPUs elsewhere)")

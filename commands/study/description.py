@@ -4,13 +4,12 @@ docs/studies.md explains one. Every series is trained at every x with every seed
 """
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
 from allstep.common.files.records import NonNegative, Positive, from_json
@@ -145,8 +144,7 @@ def read_description(name: str) -> tuple[str, Description]:
     """
     is_path = name.endswith((".yaml", ".yml"))
     if not is_path and name not in STUDIES:
-        near = difflib.get_close_matches(name, STUDIES, n=1)
-        advice = f"did you mean {near[0]}?" if near else "or name a YAML file"
+        advice = did_you_mean(name, STUDIES, "or name a YAML file")
         raise UserError(f"expected one of the studies {', '.join(STUDIES)}, received {quote(name)}; {advice}")
     path = Path(name) if is_path else FOLDER / f"{name}.yaml"
     try:
@@ -191,8 +189,8 @@ def _check_flags(description: Description) -> None:
 
 
 def _unknown(expected: str, name: str, known: Iterable[str]) -> Mismatch:
-    near = difflib.get_close_matches(name, known, n=1)
-    return Mismatch(f"expected {expected}, received {quote(name)}" + (f" (did you mean {near[0]}?)" if near else ""))
+    advice = did_you_mean(name, known)
+    return Mismatch(f"expected {expected}, received {quote(name)}" + (f" ({advice})" if advice else ""))
 
 
 def names_of_variants(description: Description) -> dict[str, tuple[str, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allstep.common.base.checkout import trainer_command
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
 
@@ -41,8 +40,7 @@ def read_space(path: Path) -> Space:
     names = [name for name in TrainConfig().flat() if name not in _NOT_SEARCHED]
     for name in content:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"see {trainer_command('pytorch')} --help"
+            advice = did_you_mean(str(name), names, f"see {trainer_command('pytorch')} --help")
             raise UserError(f"expected flags of the trainers in {quote(path)}, received {quote(name)}; {advice}")
     return {name: distribution(what, f"{name} in {quote(path)}") for name, what in content.items()}
 

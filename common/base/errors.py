@@ -1,6 +1,8 @@
 """Errors that end a run early: mistakes of the user (exit status 2) and faults (exit status 1)."""
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _LONGEST_SHOWN = 200
 
@@ -48,3 +50,9 @@ def quote(given: object) -> str:
     text = str(given)
     cut = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
     return cut if text.strip() and cut.isprintable() else ascii(cut)
+
+
+def did_you_mean(word: str, names: Iterable[str], otherwise: str = "") -> str:
+    """Return advice on a word that is none of `names`: the name most like it, or else `otherwise`."""
+    near = difflib.get_close_matches(word, [*names], n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

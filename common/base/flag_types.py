@@ -6,7 +6,6 @@ received 0; raise it`; the caller, which knows the flag's name or the file and l
 """
 
 import argparse
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from allstep.common.base.checkout import with_trainers_here
 from allstep.common.base.compat import flag_names, take_for_values
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 
 Value = TypeVar("Value")
 Kind = Callable[[str], Value]
@@ -112,8 +111,7 @@ def one_of(*names: str) -> Kind[str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            near = difflib.get_close_matches(text, names, n=1)
-            raise wrong(f"to be one of {', '.join(names)}", text, f"did you mean {near[0]}?" if near else "name one")
+            raise wrong(f"to be one of {', '.join(names)}", text, did_you_mean(text, names, "name one"))
         return text
 
     return parse
@@ -198,9 +196,8 @@ class Parser(argparse.ArgumentParser):
         name = word.partition("=")[0]
         if not name.startswith("-"):
             self.error(f"expected flags and their values, received {quote(word)} after them; leave it out")
-        near = difflib.get_close_matches(name, names, n=1)
-        advice = f"; did you mean {near[0]}?" if near else ""
-        self.error(f"expected a flag of {self.prog}, received {quote(name)}{advice}")
+        advice = did_you_mean(name, names)
+        self.error(f"expected a flag of {self.prog}, received {quote(name)}{advice and f'; {advice}'}")
 
     def error(self, message: str) -> NoReturn:
         """Raise a UserError with argparse's message in the wording of other errors of allstep."""

@@ -6,13 +6,12 @@ and merged mappings do not apply, and a few lines of aliases that expand to bill
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.files.regular_file import read_regular
 
 if TYPE_CHECKING:
@@ -87,8 +86,7 @@ def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iter
             raise UserError(f"expected flags in {quote(path)}, received {_what(key_node)} in line {line}; name one")
         entry = ConfigLine(path, line, key_node.value.replace("_", "-"), [])
         if entry.key not in names:
-            near = difflib.get_close_matches(entry.key, names, n=1)
-            advice = f"did you mean {near[0]}?" if near else "see --help for the flags"
+            advice = did_you_mean(entry.key, names, "see --help for the flags")
             raise UserError(f"expected flags in {quote(path)}, received {quote(entry.key)} in line {line}; {advice}")
         if entry.key in lines:
             raise UserError(

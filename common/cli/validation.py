@@ -1,6 +1,5 @@
 """Checks of whether a run's flags fit together and fit the data, before a framework is imported."""
 
-import difflib
 import importlib.util
 import math
 import os
@@ -9,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from allstep.common.base.checkout import trainer_command
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.networks import MODELS, check_image_size, check_model_args, check_size
 from allstep.common.catalog.user_file import PROGRAM, check
@@ -31,8 +30,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
     schedule = config.schedule
     if config.strategy_name not in strategies:
         framework = registry.find_framework(config.strategy_name)
-        near = difflib.get_close_matches(config.strategy_name, strategies, n=1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        hint = did_you_mean(config.strategy_name, strategies, "choose one of them")
         if framework:
             hint = f"a strategy of {registry.TITLES[framework]}: start {trainer_command(framework)} for it"
         raise UserError(

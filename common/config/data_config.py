@@ -1,13 +1,12 @@
 """Command-line flags about data: which data set, where it is, and how it is read."""
 
-import difflib
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.base.flag_types import nonempty_text, number, one_of, whole, wrong
 from allstep.common.catalog import user_file
 
@@ -29,11 +28,10 @@ def dataset_name(word: str) -> str:
     is_path = format_name in FORMATS and path.strip() and "\0" not in path
     if word in (*names, user_file.PROGRAM) or is_path or user_file.parse(word):
         return word
-    near = difflib.get_close_matches(word, names, n=1)
     raise wrong(
         f"to be one of {', '.join(names)}, FILE.py:FUNCTION, or a path after one of {', '.join(FORMATS)} and a colon",
         word,
-        f"did you mean {near[0]}?" if near else "name one",
+        did_you_mean(word, names, "name one"),
     )
 
 

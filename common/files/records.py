@@ -14,14 +14,13 @@ ignored, unless `CLOSED` is true. A record may name properties in `DERIVED`, whi
 not read.
 """
 
-import difflib
 import functools
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from allstep.common.base.errors import quote
+from allstep.common.base.errors import did_you_mean, quote
 from allstep.common.files.schema import (
     Mismatch,
     Shape,
@@ -129,8 +128,8 @@ def _record_reader(kind: Any) -> Reader:
             if name not in value:
                 raise Mismatch(f"expected {where} to have {name}, received {brief(sorted(value))} alone")
         if is_closed and (more := value.keys() - readers.keys()):
-            near = difflib.get_close_matches(min(more), readers, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            advice = did_you_mean(min(more), readers)
+            hint = f" ({advice})" if advice else ""
             raise Mismatch(f"expected {where} to have {', '.join(readers)} alone, received {quote(min(more))}{hint}")
         return kind(**{
             name: read_field(value[name], f"{where}.{name}") for name, read_field in readers.items() if name in value

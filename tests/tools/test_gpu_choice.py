@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_choice import Choice, choose
+from setup_needs import Choice, choose
 
 from allstep.commands.horovod.prerequisites import Driver, find_driver, kernel_module_version
 from allstep.common.base.errors import UserError
