@@ -3,7 +3,7 @@
 No time is measured, so all these runs may be executed concurrently.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,55 +35,33 @@ def run_events(output_dir: Path) -> Events:
 
 def curves(effort: Effort, folder: Path) -> Trial:
     """Compare the losses of every step of the CNN on digits in float32, trained as by `allstep parity`."""
-    places = {
-        (framework, device): folder / f"{framework}-{device}" for framework in FRAMEWORKS for device in ("cpu", "gpu")
-    }
     devices = {"cpu": "cpu", "gpu": effort.device}
+    outputs = _outputs(folder, devices)
 
     def figures() -> list[Figure]:
-        return [
-            *(
-                _apart(
-                    f"{framework}: losses in float32, GPU from CPU", *(places[framework, at] for at in ("gpu", "cpu"))
-                )
-                for framework in FRAMEWORKS
-            ),
-            _apart(
-                "losses in float32 on the GPU, tensorflow from pytorch",
-                places["tensorflow", "gpu"],
-                places["pytorch", "gpu"],
-            ),
-        ]
+        on_gpu = (outputs[framework, "gpu"] for framework in ("tensorflow", "pytorch"))
+        frameworks = _apart("losses in float32 on the GPU, tensorflow from pytorch", *on_gpu)
+        return [*_each_apart("GPU from CPU", outputs, "gpu", "cpu"), frameworks]
 
-    return Trial([_curve(name, devices[at], output, effort) for (name, at), output in places.items()], figures)
+    return Trial([_curve(name, devices[at], output, effort) for (name, at), output in outputs.items()], figures)
 
 
 def compiled_curves(effort: Effort, folder: Path) -> Trial:
     """Compare the same losses on the GPU with and without --compile."""
     flags = {"plain": (), "compiled": ("--compile",)}
-    places = {(framework, how): folder / f"{framework}-{how}" for framework in FRAMEWORKS for how in flags}
-
-    def figures() -> list[Figure]:
-        return [
-            _apart(
-                f"{framework}: losses in float32, --compile from without",
-                *(places[framework, how] for how in ("compiled", "plain")),
-            )
-            for framework in FRAMEWORKS
-        ]
-
-    commands = [_curve(name, effort.device, output, effort, *flags[how]) for (name, how), output in places.items()]
-    return Trial(commands, figures)
+    outputs = _outputs(folder, flags)
+    commands = [_curve(name, effort.device, output, effort, *flags[how]) for (name, how), output in outputs.items()]
+    return Trial(commands, lambda: _each_apart("--compile from without", outputs, "compiled", "plain"))
 
 
 def equal_bits(effort: Effort, folder: Path) -> Trial:
     """Compare the checksums of the weights of two equal runs of ResNet-18 in bf16 with --deterministic."""
     batch = effort.small_batch["resnet18"]
-    outputs = {(framework, turn): folder / f"{framework}-{turn}" for framework in FRAMEWORKS for turn in (1, 2)}
+    outputs = _outputs(folder, ("1", "2"))
 
     def figures() -> list[Figure]:
         sums = {placement: run_events(output).ends[0].weights_checksum for placement, output in outputs.items()}
-        differ = {framework: float(sums[framework, 1] != sums[framework, 2]) for framework in FRAMEWORKS}
+        differ = {framework: float(sums[framework, "1"] != sums[framework, "2"]) for framework in FRAMEWORKS}
         return [
             Figure(f"{framework}: equal runs, --deterministic, that end in other bits", value, 0, value, "<= 0")
             for framework, value in differ.items()
@@ -100,26 +78,17 @@ def equal_bits(effort: Effort, folder: Path) -> Trial:
 
 def half_precision(effort: Effort, folder: Path) -> Trial:
     """Compare the validation accuracy of the CNN on digits in fp16, with loss scaling, and in float32."""
-    outputs = {
-        (framework, precision): folder / f"{framework}-{precision}"
-        for framework in FRAMEWORKS
-        for precision in ("fp16", "float32")
-    }
+    precisions = ("fp16", "float32")
+    outputs = _outputs(folder, precisions)
 
     def figures() -> list[Figure]:
-        scores = {
-            placement: run_events(output).epochs[-1].validation_accuracy or 0.0 for placement, output in outputs.items()
-        }
-        return [
-            Figure(
-                f"{framework}: validation accuracy, fp16 / float32",
-                scores[framework, "fp16"],
-                scores[framework, "float32"],
-                scores[framework, "fp16"] / scores[framework, "float32"],
-                ">= 0.98",
-            )
-            for framework in FRAMEWORKS
-        ]
+        found = []
+        for framework in FRAMEWORKS:
+            epochs = [run_events(outputs[framework, precision]).epochs[-1] for precision in precisions]
+            ours, reference = (epoch.validation_accuracy or 0.0 for epoch in epochs)
+            what = f"{framework}: validation accuracy, fp16 / float32"
+            found.append(Figure(what, ours, reference, ours / reference, ">= 0.98"))
+        return found
 
     flags = ("--dataset", "digits", "--model", "cnn", "--epochs", 3, "--precision")
     commands = [
@@ -147,6 +116,11 @@ def synchronisations(effort: Effort, folder: Path) -> Trial:
     return Trial([job(synchronisation.__name__, output, *flags, "--device", effort.device, num_ranks=None)], figures)
 
 
+def _outputs(folder: Path, ways: Iterable[str]) -> dict[tuple[str, str], Path]:
+    """Return an output directory for each framework and way to train."""
+    return {(framework, way): folder / f"{framework}-{way}" for framework in FRAMEWORKS for way in ways}
+
+
 def _curve(framework: str, device: str, output: Path, effort: Effort, *flags: str) -> list[str]:
     recipe = (*parity.DATA_FLAGS, *parity.SGD, "--momentum", 0.9, "--seed", parity.SEED)
     epochs = ("--epochs", effort.exact_epochs, "--log-every", 1, "--precision", "float32")
@@ -156,6 +130,14 @@ def _curve(framework: str, device: str, output: Path, effort: Effort, *flags: st
 def _single(framework: str, device: str, output: Path, *flags: object) -> list[str]:
     given = ("--device", device, "--output-dir", output, *flags)
     return train_command(framework, "single", 1, given)
+
+
+def _each_apart(what: str, outputs: Mapping[tuple[str, str], Path], ours: str, reference: str) -> list[Figure]:
+    """Return how far the losses of two ways to train are apart, in each framework."""
+    return [
+        _apart(f"{framework}: losses in float32, {what}", outputs[framework, ours], outputs[framework, reference])
+        for framework in FRAMEWORKS
+    ]
 
 
 def _apart(what: str, ours: Path, reference: Path) -> Figure:
