@@ -1,7 +1,5 @@
 """Builders of the parts of a training step: the one place where flags choose them."""
 
-from __future__ import annotations
-
 import keras
 
 from allstep.common.catalog.losses import default_loss

@@ -6,8 +6,6 @@ accumulated gradients, and `optimizers.base.Optimizer` overrides `_apply_weight_
 apply gradients to weights.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import re

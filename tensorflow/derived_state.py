@@ -4,8 +4,6 @@ A broadcast of variables does not reach it, so two ranks may have equal weights 
 and the drop-in compare it over ranks.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Changes of the averaged gradients before the optimizer takes them: clipping, then noise. `pytorch/` has both."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

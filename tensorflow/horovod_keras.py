@@ -6,8 +6,6 @@ is the only change to a `model.fit` script. With Keras 3, the wrapper of Horovod
 an error: Keras no longer calls the methods that it overrides.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """How samples get into a step, normalised. `pytorch/inputs.py` has the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -3,8 +3,6 @@
 python -m allstep.tensorflow.installation
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Names that the layers of a Keras network keep when a program builds it again."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 

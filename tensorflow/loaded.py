@@ -3,8 +3,6 @@
 `pytorch/loaded.py` has the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

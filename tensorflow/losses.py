@@ -3,8 +3,6 @@
 Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast

@@ -1,7 +1,5 @@
 """Version of TensorFlow, Keras' settings, and those of precision and determinism."""
 
-from __future__ import annotations
-
 import os
 
 import keras

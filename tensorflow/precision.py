@@ -3,8 +3,6 @@
 Layers compute in the type of their Keras policy, which `models` sets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -1,8 +1,6 @@
 """Activation checkpointing: blocks discard their activations and recompute them in the backward pass (Chen et al. 2016,
 "Training Deep Nets with Sublinear Memory Cost")."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@
 The same program runs alone and under horovodrun, mpirun and srun.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """State of a model, its optimizer and the observers of its steps in a checkpoint, for any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """One training step, from a batch to changed weights. `pytorch/step.py` reads the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 

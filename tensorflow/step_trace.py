@@ -1,7 +1,5 @@
 """Values of a step that --trace digests: see `common/exact/trace.py`. `pytorch/step_trace.py` has the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise

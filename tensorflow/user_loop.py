@@ -3,8 +3,6 @@
 from allstep.tensorflow import check_replicas, shard, watch
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The worker in TensorFlow: a facade over inputs, the training step, validation and the state."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 

@@ -10,8 +10,6 @@ that the script writes are really written. The exit status is 0 if nothing is wr
 could not be checked.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Findings: each names a fault of a script, its evidence, the script's line if known, and the fix."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ the ranks are not at the same place. Polls are counted instead of seconds, since
 as the ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

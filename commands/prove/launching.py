@@ -1,7 +1,5 @@
 """Launch a script under the observer, and refuse runs that show nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

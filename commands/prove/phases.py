@@ -4,8 +4,6 @@ Validation is a loop without steps over a loader of its own. Passes of a teacher
 samples are not. Without loaders it is a few calls between some of the steps, on samples that are not trained on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allstep.commands.prove.records import BACKWARD, Forward, Loop, Record, Step, Waiting

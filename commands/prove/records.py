@@ -3,8 +3,6 @@
 Digests are 64 bits in hexadecimal digits. A line of the script is written FILE:NUMBER.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 Projections = tuple[float, ...]

@@ -1,7 +1,5 @@
 """Report of `allstep prove`: what was found, what may be wrong, and what was not looked at, each list complete."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Keras knows the replicas of tf.distribute alone, so each rank would keep statist
 module makes the option mean Horovod's ranks where Horovod has several.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, cast

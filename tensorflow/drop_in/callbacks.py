@@ -1,7 +1,5 @@
 """Horovod's Keras callbacks for Keras 3, with the names and arguments of `horovod.tensorflow.keras.callbacks`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

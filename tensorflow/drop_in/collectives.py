@@ -5,8 +5,6 @@ model than the others, for example because rank 0 loads a checkpoint, would wait
 Here a name depends only on the position in the list.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast

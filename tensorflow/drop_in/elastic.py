@@ -10,8 +10,6 @@ Under `horovodrun --min-np 2 --host-discovery-script FILE`, training goes on fro
 and at the next commit when hosts join or leave.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

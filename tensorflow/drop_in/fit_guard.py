@@ -3,8 +3,6 @@
 `hooks` puts it around the callbacks of each `fit` with a distributed optimizer, or with a callback of the drop-in.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

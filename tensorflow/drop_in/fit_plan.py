@@ -4,8 +4,6 @@ Every step and every comparison of replicas is a collective, so ranks that do no
 other for ever.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

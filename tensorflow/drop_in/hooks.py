@@ -3,8 +3,6 @@
 Importing this module installs them. Plain optimizers behave as before.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect

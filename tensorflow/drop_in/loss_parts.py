@@ -4,8 +4,6 @@ If not, the ranks' averages are not the gradients of the whole batch. So it is w
 divided by their sum, and samples that are compared with each other.
 """
 
-from __future__ import annotations
-
 import weakref
 from functools import cache
 from typing import Any

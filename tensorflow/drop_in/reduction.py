@@ -1,7 +1,5 @@
 """Reduction of Keras gradients over ranks by Horovod: dense gradients in groups, sparse ones by gathering rows."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Restore an optimizer's state that Keras' own `load_model` loses: loss scaling, and the slots of .h5 files."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

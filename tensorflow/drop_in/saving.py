@@ -5,8 +5,6 @@ the plain class, so that it works without Horovod; an additional entry, which Ke
 `DistributedOptimizer`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 

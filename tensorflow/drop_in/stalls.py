@@ -1,7 +1,5 @@
 """Limit of the time that ranks wait for each other, so that what no check foresees ends with the ranks' stacks."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -4,8 +4,6 @@
 has its slots, so weights are compared when gradients are reduced for the second time.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

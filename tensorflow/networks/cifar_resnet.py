@@ -6,8 +6,6 @@ start of a stage they take every second row and column and pad with channels of 
 and half after (option A of the paper).
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import keras

@@ -3,8 +3,6 @@
 The stride is in the 3x3 convolution of a bottleneck, as in the variant known as version 1.5.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import keras

@@ -1,7 +1,5 @@
 """Networks that train in seconds on one core; `pytorch/networks/small.py` builds the same ones."""
 
-from __future__ import annotations
-
 import keras
 from keras import layers
 

@@ -1,8 +1,6 @@
 """Small transformers for text (Vaswani et al. 2017) with pre-normalisation as in GPT-2 and without dropout;
 `pytorch/networks/transformer.py` builds the same ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -5,8 +5,6 @@ With 138 million weights, most of them in the first fully connected layer, it is
 training is limited by communication.
 """
 
-from __future__ import annotations
-
 import keras
 from keras import layers
 

@@ -1,8 +1,6 @@
 """Vision transformers (Dosovitskiy et al. 2021) with timm's topology and names, without dropout;
 `pytorch/networks/vision_transformer.py` builds the same ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

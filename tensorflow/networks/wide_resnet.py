@@ -5,8 +5,6 @@ Blocks normalise before they convolve. A network of depth 6n + 4 and width k has
 32 k and 64 k channels; the second and the third halve the image.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import keras

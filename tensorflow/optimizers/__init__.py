@@ -4,8 +4,6 @@ Keras' own have other ones: each says in which. These are Keras optimizers as an
 saving, `jit_compile`, tf.distribute.
 """
 
-from __future__ import annotations
-
 import keras
 
 from allstep.common.base.errors import UserError

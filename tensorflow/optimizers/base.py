@@ -1,7 +1,5 @@
 """Base of the optimizers in this folder, next to Keras' own: which weights decay, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Optimizers that update each number by itself, by PyTorch's formulas: SGD, Adam, AdamW, Adagrad, RMSprop."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Optimizers whose updates of a layer follow its norms. `pytorch/optimizers/layerwise.py` has the formulas."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Muon: momentum whose matrices are made orthogonal, and AdamW for all that is no matrix."""
 
-from __future__ import annotations
-
 import math
 from typing import cast
 

@@ -4,8 +4,6 @@ The suite's optimizers, and those of Keras that remember the same, have canonica
 read. Any other optimizer of a user's keeps the names of the attributes that hold its variables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

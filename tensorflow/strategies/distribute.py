@@ -4,8 +4,6 @@ A step runs on every device of this process. Gradients are added up over all dev
 the replica context, which Keras 3 calls inside of an optimizer's `apply`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Horovod: one process a GPU or core, gradients averaged by all-reduce where the optimizer applies them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast

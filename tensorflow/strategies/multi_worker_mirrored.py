@@ -1,7 +1,5 @@
 """MultiWorkerMirroredStrategy: one process a GPU or core, gradients added up by TensorFlow's own all-reduce."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Mapping, Sequence

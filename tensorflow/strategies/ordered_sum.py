@@ -3,8 +3,6 @@
 `common/data/slices.py` says in which order, and how.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """How the gradients of all ranks are combined: by a strategy's library, or with --slices in one fixed order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import keras

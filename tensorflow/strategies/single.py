@@ -1,7 +1,5 @@
 """One process, one device: the curve that every other strategy must equal."""
 
-from __future__ import annotations
-
 import keras
 
 from allstep.common.base.collectives import OneRank

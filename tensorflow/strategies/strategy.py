@@ -1,7 +1,5 @@
 """Base class of strategies: how ranks are formed and how gradients are combined. PyTorch's has the same methods."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

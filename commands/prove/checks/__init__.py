@@ -1,7 +1,5 @@
 """Checks of the ranks' records: pure functions, one file for each aspect of data-parallel training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allstep.commands.prove.checks import cooperation, gradients, outputs, randomness, rates, samples, sharing, weights

@@ -1,7 +1,5 @@
 """Find out from the text of a script whether a collective carries what a call has computed."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator, Sequence

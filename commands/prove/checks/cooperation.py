@@ -1,7 +1,5 @@
 """Check that ranks are connected, call the same collectives and, on GPUs, have one device each."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

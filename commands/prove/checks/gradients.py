@@ -5,8 +5,6 @@ average, the number of ranks N for a sum, and 1/N for an average of averages. Cl
 factors, which are the same on all ranks and are not a fault.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Check that each validation sample is counted once over all ranks, and each file is written by one rank."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check that ranks draw different random numbers where they should, and share one set of running statistics."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 

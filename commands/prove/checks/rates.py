@@ -1,8 +1,6 @@
 """Check that learning rates are the same on all ranks, follow the global batch, linearly for SGD (Goyal et al. 2017),
 and fall as on one rank."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

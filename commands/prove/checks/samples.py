@@ -1,7 +1,5 @@
 """Check that ranks share the data set: every sample once, on one rank, in a different order each epoch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Check that each rank reads its own share of the data set, rather than all of it in its own order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

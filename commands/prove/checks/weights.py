@@ -1,7 +1,5 @@
 """Check that all ranks start from the same weights and the same state of the optimizer, and stay in sync."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed

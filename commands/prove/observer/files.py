@@ -4,8 +4,6 @@ Files written before training, such as a downloaded data set, are left for the r
 later, such as checkpoints, are not, since training on several ranks must begin like that on one rank.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

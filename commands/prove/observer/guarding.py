@@ -4,8 +4,6 @@ An observer of a function is a generator: it runs until its `yield` before the c
 `yield` returns the result of the call. It may yield other arguments for the call.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Generator
 from typing import Any

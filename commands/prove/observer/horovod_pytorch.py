@@ -1,7 +1,5 @@
 """Observe Horovod for PyTorch, at the functions that all its other ones call (as of Horovod 0.28.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

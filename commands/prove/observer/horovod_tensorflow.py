@@ -3,8 +3,6 @@
 Calls during the tracing of a graph are part of the step and are not recorded, except that Adasum is noted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

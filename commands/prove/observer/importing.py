@@ -1,7 +1,5 @@
 """Hook each library right after it was imported, before the script can use it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Sequence

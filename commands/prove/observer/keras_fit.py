@@ -1,7 +1,5 @@
 """Observe Keras' fit: cut its epochs when enough of them was observed, and record where it waits for other ranks."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Generator

@@ -4,8 +4,6 @@ Every optimizer of Keras 3 on TensorFlow passes the gradients that it applies th
 which tf.distribute sums them over its replicas (as of Keras 3.15).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Observe Keras' models: their samples, random states and running statistics, in fit and in custom loops."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Generator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Read values inside graphs of TensorFlow, by an operation that calls Python with the inspected values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Find out from the text of the script whether a loop ends after all batches of a loader, or may end earlier."""
 
-from __future__ import annotations
-
 import ast
 import dis
 import functools

@@ -1,7 +1,5 @@
 """State shared by all observers of a process: its journal, the script's lines, and its progress."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

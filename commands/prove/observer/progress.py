@@ -1,7 +1,5 @@
 """How far a process has trained, and where its loops are cut: after a step of the optimizer, in no accumulation."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 _FIRST = 3

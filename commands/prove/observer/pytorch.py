@@ -1,7 +1,5 @@
 """Observe PyTorch: its optimizers, models, loaders and collectives, each by a separate file, and torch.save."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Observe torch.distributed: the process group, its collectives, and DistributedDataParallel."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

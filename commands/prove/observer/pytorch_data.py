@@ -3,8 +3,6 @@
 The classes of its iterators are private (as of torch 2.14).
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import sys

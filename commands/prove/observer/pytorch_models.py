@@ -1,7 +1,5 @@
 """Observe calls of models in PyTorch: their samples, training mode, random numbers and running statistics."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

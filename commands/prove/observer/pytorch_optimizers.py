@@ -1,7 +1,5 @@
 """Observe optimizers of PyTorch: gradients as computed and as applied, weights, slots and learning rates."""
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

@@ -3,8 +3,6 @@
 Their modules are hooked when torch imports them, as they are slow to import.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import Any
 

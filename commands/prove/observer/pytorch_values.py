@@ -1,7 +1,5 @@
 """Values of PyTorch's tensors of any kind, as arrays."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

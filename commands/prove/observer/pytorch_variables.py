@@ -1,7 +1,5 @@
 """Observe what the script keeps in variables from step to step: moving averages of tensors, and random generators."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import math

@@ -1,7 +1,5 @@
 """Know which wrapper averages the gradients of which weights, and what keeps it from that."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Sequence
 

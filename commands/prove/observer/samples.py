@@ -4,8 +4,6 @@ Every tensor is a part with one row for each sample. Parts with equally many row
 constant, such as a mask of ones. The largest such group has the samples.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import defaultdict

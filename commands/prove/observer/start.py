@@ -1,7 +1,5 @@
 """Start the observer with a Python process, at little cost: frameworks are hooked once the script imports them."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

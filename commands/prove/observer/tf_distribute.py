@@ -3,8 +3,6 @@
 Each replica has its own journal; that of the first replica of a process also has the records of the process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 
