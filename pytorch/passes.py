@@ -48,6 +48,7 @@ class ReducedPass(Protocol):
         self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool
     ) -> torch.Tensor:
         """`is_last` is whether the optimizer's step follows: in that pass gradients are combined over ranks."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

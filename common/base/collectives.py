@@ -12,22 +12,28 @@ class Collectives(Protocol):
     @property
     def rank(self) -> int:
         """Index of this rank among the ranks that share the samples."""
+        ...
 
     @property
     def world_size(self) -> int:
         """Number of ranks that share the samples; the stages of a pipeline, which see the same ones, count as one."""
+        ...
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         """Return float64 `values` (n,) summed over all ranks."""
+        ...
 
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Return int64 `values` (n,) of all ranks, (world_size, n) in the order of ranks."""
+        ...
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         """Return the arrays of rank `root`; the others pass arrays of the same names, shapes and types."""
+        ...
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
+        ...
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -44,15 +44,19 @@ class Profiler(Protocol):
 
     def start(self, session: TrainingRun, folder: Path) -> None:
         """Begin to record; files of the framework's own form go to `folder`."""
+        ...
 
     def stop(self) -> None:
         """Wait for the device, and end the recording."""
+        ...
 
     def span(self, name: str) -> AbstractContextManager[Any]:
         """Return a context that is in the trace under this name."""
+        ...
 
     def events(self, path: Path) -> Sequence[Mapping[str, Any]]:
         """Write the Chrome trace, packed by gzip, to `path`, and return its events."""
+        ...
 
 
 def hooks_of(config: TrainConfig, placement: Placement, framework: str) -> Sequence[Hook]:

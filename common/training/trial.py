@@ -57,12 +57,15 @@ class Snapshot(Protocol):
 
     def changes(self) -> set[str]:
         """Return the names of what has changed since."""
+        ...
 
     def restore(self, *, without: Collection[str] = ()) -> None:
         """Put the state back, except for the names of `without`."""
+        ...
 
     def next(self, changed: Collection[str]) -> Snapshot:
         """Return a snapshot of the state now, which differs in the names of `changed`."""
+        ...
 
 
 def try_passes(

@@ -37,6 +37,7 @@ class StepTrace(Protocol):
 
     def close(self) -> None:
         """Wait for the digests that a GPU is still computing, and write them."""
+        ...
 
 
 class Worker(ABC):

@@ -24,18 +24,22 @@ class Exchange(Protocol):
     @property
     def keeps_order(self) -> bool:
         """Whether the order of `all_reduce` depends on the size of a vector alone."""
+        ...
 
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         """Return the elements that each rank has sent to this one, in the order of ranks.
 
         As many elements are `sent` to each: to rank 0, rank 1, ...
         """
+        ...
 
     def all_gather(self, part: torch.Tensor, number: int) -> Wait:
         """The parts of all ranks, of one size, in the order of ranks."""
+        ...
 
     def all_reduce(self, vector: torch.Tensor, number: int) -> Wait:
         """The sum of one vector of each rank, in an order of its own; the vector may become it."""
+        ...
 
 
 class OrderedSum(SumPlan):

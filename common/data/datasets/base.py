@@ -22,12 +22,14 @@ class Split(Protocol):
 
     def __len__(self) -> int:
         """Number of samples."""
+        ...
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs (n, ...) and targets (n, ...) of n samples, with the data set's shapes and types.
 
         The result depends only on the arguments; `epoch` (from 0) selects the augmentation, if there is any.
         """
+        ...
 
 
 class Sampler(Protocol):
@@ -35,6 +37,7 @@ class Sampler(Protocol):
 
     def order(self, positions: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
         """Return the samples at the given positions of an epoch's order, which depends on seed and epoch alone."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,15 @@ class EncodedImages(Protocol):
     @property
     def labels(self) -> np.ndarray:
         """Targets: classes, int64 (samples,), or numbers, float32 (samples, numbers)."""
+        ...
 
     def content(self, index: int) -> bytes:
         """Return the bytes of an image. Raises UnreadableImage if there are none."""
+        ...
 
     def name(self, index: int) -> str:
         """Return file and position of an image for error messages."""
+        ...
 
 
 @dataclass(frozen=True)
