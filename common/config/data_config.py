@@ -111,7 +111,8 @@ class DataConfig:
     """image-folder, and your own image files: height and width in pixels of the images given to the network."""
 
     decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
-    """image-folder, and your own image files: decoding threads per rank; default: the rank's share of cores."""
+    """image-folder, and your own image files: decoding threads per rank, or processes if they are more than 4;
+    default: the rank's share of cores."""
 
     data_workers: Annotated[int, whole(0, 256, "as each is a process of every rank")] = 0
     """Map-style data sets, of FILE.py:FUNCTION or a Session: processes per rank that read samples, as num_workers of

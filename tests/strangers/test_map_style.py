@@ -226,8 +226,8 @@ def test_a_process_that_reads_fails(last_words, expected):
 def test_processes_that_read_end_with_a_killed_rank(tmp_path):
     program = """
 import os, time
-from allstep.common.data.formats.worker_processes import WorkerProcesses
-print(WorkerProcesses(os, 1, "the samples").call(os.getpid), flush=True)
+from allstep.common.data.worker_processes import WorkerProcesses
+print(WorkerProcesses(os, 1, "the samples", "--data-workers").call(os.getpid), flush=True)
 os.kill(os.getpid(), 9)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -7,8 +7,7 @@ followed. Hidden files, and files that are no images, are passed over, counted a
 
 import contextlib
 import os
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,13 @@ from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, files_below, folders_in, part_named
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
-from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
+from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.data.passed_over import PassedOver
 
 
 def prepare(config: DataConfig) -> None:
     """Check the folders as `load` does, so that only one rank reports a mistake."""
-    load(config)
+    load(replace(config, decode_threads=1))
 
 
 def load(config: DataConfig) -> Dataset:
@@ -46,11 +45,7 @@ def load(config: DataConfig) -> Dataset:
             f"{here.folder} and not in {there.folder}"
         )
     passed.tell(config.data_dir)
-    pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-    splits = (
-        EncodedSplit(train, config=config, pool=pool, augmented=True),
-        EncodedSplit(validation or train, config=config, pool=pool, augmented=False),
-    )
+    splits = encoded_splits(train, validation or train, config)
     return Dataset(
         *hold_out(*splits, config, train.folder, has_own=validation is not None),
         input_shape=(config.image_size, config.image_size, 3),

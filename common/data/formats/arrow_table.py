@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.base import Dataset, Split
+from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
-from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
+from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.files import strict_json
 
 if TYPE_CHECKING:
@@ -50,20 +49,14 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     """
     parts = (train, f"the training part of {config.dataset}"), (validation, f"the validation part of {config.dataset}")
     tables = [_open(paths, config, where) for paths, where in parts if paths]
-    pool = None
+    scale = None
+    splits = tables[0], tables[-1]
     if isinstance(tables[0], ArrowImages):
         prepare_decoding(config)
-        pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-
-    def split(part: ArrowImages | ArrowNumbers, *, augmented: bool) -> Split:
-        if isinstance(part, ArrowNumbers):
-            return part
-        assert pool is not None  # both parts have images
-        return EncodedSplit(part, config=config, pool=pool, augmented=augmented)
-
-    splits = split(tables[0], augmented=True), split(tables[-1], augmented=False)
+        splits = encoded_splits(*cast("tuple[ArrowImages, ArrowImages]", splits), config)
+        scale = MEAN, STD
     splits = hold_out(*splits, config, config.dataset, has_own=bool(validation))
-    return describe(*splits, where=config.dataset, task=config.task, scale=(MEAN, STD) if pool else None)
+    return describe(*splits, where=config.dataset, task=config.task, scale=scale)
 
 
 def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages | ArrowNumbers:

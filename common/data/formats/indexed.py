@@ -1,7 +1,6 @@
 """Data sets in files of many samples each, read through an index; shared by TFRecord files and tar archives."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -10,7 +9,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.base import Dataset, Split
+from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
 from allstep.common.data.formats.packed import unpack_once, unpacked
@@ -18,7 +17,7 @@ from allstep.common.data.formats.parts import find_parts
 from allstep.common.data.formats.sample_index import Located, SampleIndex, build_index, open_index
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
-from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
+from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.data.passed_over import PassedOver
 
 _MAX_NAME_CHARACTERS = 200
@@ -69,17 +68,15 @@ def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
         for paths in find_parts(config, samples.suffixes, PassedOver())
     )
     assert train is not None  # find_parts has found it
-    pool = None
+    scale = None
     if isinstance(train.value(0), bytes):
         prepare_decoding(config)
-        pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-
-    def split(part: IndexedSamples, *, augmented: bool) -> Split:
-        return EncodedSplit(part, config=config, pool=pool, augmented=augmented) if pool else NumbersSplit(part)
-
-    splits = split(train, augmented=True), split(validation or train, augmented=False)
+        splits = encoded_splits(train, validation or train, config)
+        scale = MEAN, STD
+    else:
+        splits = NumbersSplit(train), NumbersSplit(validation or train)
     splits = hold_out(*splits, config, config.dataset, has_own=validation is not None)
-    return describe(*splits, where=config.dataset, task=config.task, scale=(MEAN, STD) if pool else None)
+    return describe(*splits, where=config.dataset, task=config.task, scale=scale)
 
 
 class IndexedSamples:

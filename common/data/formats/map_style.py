@@ -21,7 +21,7 @@ from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.arrays import channels_last, is_tensor, plain
 from allstep.common.data.formats.parts import choose_fields
-from allstep.common.data.formats.worker_processes import WorkerProcesses
+from allstep.common.data.worker_processes import WorkerProcesses
 from allstep.common.launch.placement import apparent_rank
 
 _LOOKED_AT = 16
@@ -72,7 +72,8 @@ class MapStyle:
         if not call_often(len, samples, flag=where):
             raise UserError(f"expected at least 1 sample in {where}, received none; add samples")
         self._turn = threading.Lock()
-        self._workers = WorkerProcesses(self, config.data_workers, where) if config.data_workers else None
+        number = config.data_workers
+        self._workers = WorkerProcesses(self, number, where, "--data-workers") if number else None
         first, self._found = self._workers.call(self.look_at_first) if self._workers else self.look_at_first()
         self._all(self.targets_of, [len(self) - 1])  # __len__ may promise more than there is
         self.parallel = not self._found.is_drawn or self._workers is not None

@@ -19,6 +19,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.images.crop import NUM_CROP_DRAWS, VECTORS, Box, centre_box, random_resized_box, resampler
+from allstep.common.data.images.decode_processes import DecodeProcesses
 from allstep.common.data.images.decoding import Decoder, UnreadableImage, dimensions_on_gpu, is_turned
 
 PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "cykooz-resizer"} if VECTORS else {})
@@ -26,6 +27,9 @@ PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "
 # Usual values of ImageNet's training images.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+
+MAX_THREADS = 4
+"""Maximum number of threads that decode; more than that are processes."""
 
 
 def prepare_decoding(config: DataConfig) -> None:
@@ -96,6 +100,8 @@ class EncodedSplit:
 
     parallel = True
 
+    processes: DecodeProcesses | None = None
+
     def __init__(self, images: EncodedImages, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.targets = images.labels
@@ -108,7 +114,8 @@ class EncodedSplit:
         self.pool = pool
         self.augmented = augmented
         self.for_gpu = config.decode == "gpu"
-        self._unreadable: set[int] = set()
+        self.unreadable: set[int] = set()
+        """Images that this rank has failed to read."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -116,7 +123,7 @@ class EncodedSplit:
     def unreadable_mask(self) -> np.ndarray:
         """Return 1.0 for each image that this rank failed to read, else 0.0: float64 (samples,)."""
         mask = np.zeros(len(self))
-        mask[list(self._unreadable)] = 1
+        mask[list(self.unreadable)] = 1
         return mask
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,12 +135,14 @@ class EncodedSplit:
                 objects[number] = image
             return objects, self.targets[indices]
         images = np.empty((len(indices), self.size, self.size, 3), dtype=np.uint8)
-        tasks = self.pool.map(self._read_one, indices.tolist(), draws, images)
-        for _ in tasks:
-            pass  # The threads write into `images`; this waits for them and re-raises their exceptions.
+        if self.processes:
+            self.processes.read(self, indices.tolist(), draws, images)
+        else:
+            for _ in self.pool.map(self.read_one, indices.tolist(), draws, images):
+                pass  # The threads write into `images`; this waits for them and re-raises their exceptions.
         return images, self.targets[indices]
 
-    def _read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
+    def read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
         """Write the pixels of one sample into `out`, uint8 (size, size, 3)."""
         box_of, flipped = self._augmentation(draws)
         pixels = self._first_readable(index, box_of)
@@ -158,7 +167,7 @@ class EncodedSplit:
     def _pixels(self, index: int, draws: list[float]) -> np.ndarray:
         """Return the pixels of one sample, uint8 (size, size, 3)."""
         pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
-        self._read_one(index, draws, pixels)
+        self.read_one(index, draws, pixels)
         return pixels
 
     def _augmentation(self, draws: list[float]) -> tuple[Callable[[int, int], Box], bool]:
@@ -178,7 +187,7 @@ class EncodedSplit:
                         f"expected an image in {self.images.name(candidate)}, received what cannot be read as one "
                         f"({error}); replace it; training skips it with --skip-unreadable"
                     ) from error
-                self._unreadable.add(candidate)
+                self.unreadable.add(candidate)
         raise UserError(
             f"expected an image that can be read of the class of {self.images.name(index)}, received none; replace them"
         )
@@ -188,6 +197,20 @@ class EncodedSplit:
         labels = self.targets
         same = np.flatnonzero((labels == labels[index]).reshape(len(labels), -1).all(1))
         yield from (*same[same > index].tolist(), *same[same < index].tolist())
+
+
+def encoded_splits(
+    train: EncodedImages, validation: EncodedImages, config: DataConfig
+) -> tuple[EncodedSplit, EncodedSplit]:
+    """Return both parts of a data set, which share the threads or processes that decode."""
+    pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
+    splits = (
+        EncodedSplit(train, config=config, pool=pool, augmented=True),
+        EncodedSplit(validation, config=config, pool=pool, augmented=False),
+    )
+    if (config.decode_threads or 1) > MAX_THREADS and config.decode != "gpu":
+        splits[0].processes = splits[1].processes = DecodeProcesses(splits, config.decode_threads)
+    return splits
 
 
 class Reader(threading.local):

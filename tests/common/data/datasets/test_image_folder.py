@@ -3,8 +3,10 @@
 import functools
 import io
 import itertools
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from hostile_files import endless, png_of, sparse
 from PIL import Image
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import Fault, UserError
 from allstep.common.data.datasets import DataConfig, load, prepare
 from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.images import decoding
@@ -319,3 +321,37 @@ def test_a_mistake_of_ours_is_no_unreadable_image(folder, monkeypatch):
     monkeypatch.setattr(decoding, "MAX_FILE_BYTES", None)
     with pytest.raises(TypeError):
         open_folder(folder, skip_unreadable=True).train.read(np.arange(12), epoch=0)
+
+
+@pytest.mark.launch
+def test_processes_decode_as_threads_do(gradients):
+    threads, processes = (open_folder(gradients, decode_threads=n, skip_unreadable=True) for n in (4, 5))
+    assert not threads.train.processes and processes.train.processes
+    (gradients / "train" / "b" / "3.png").write_bytes(b"no image")
+    order = np.random.default_rng(0).permutation(10)
+    for part in ("train", "validation"):
+        for epoch in (0, 1):
+            expected, found = (getattr(one, part).read(order, epoch=epoch) for one in (threads, processes))
+            np.testing.assert_array_equal(found[0], expected[0])
+            np.testing.assert_array_equal(found[1], expected[1])
+    assert unreadable(processes.train) == {gradients / "train" / "b" / "3.png"}
+    assert not unreadable(processes.validation)
+
+
+@pytest.mark.launch
+def test_processes_pass_on_errors(gradients):
+    split = open_folder(gradients, decode_threads=5).train
+    (gradients / "train" / "b" / "3.png").write_bytes(b"no image")
+    for _ in range(6):  # each leaves its place in the shared memory to the next
+        with pytest.raises(UserError, match="expected an image in .*3.png"):
+            split.read(np.array([8]), epoch=0)
+    assert len(split.read(np.arange(8), epoch=0)[0]) == 8
+
+
+@pytest.mark.launch
+def test_a_killed_process_is_a_fault(gradients):
+    split = open_folder(gradients, decode_threads=5).train
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(Fault, match="a process that reads images has ended: .*; lower --decode-threads"):
+        split.read(np.arange(10), epoch=0)

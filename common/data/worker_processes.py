@@ -1,4 +1,4 @@
-"""Processes that read samples of a map-style data set, as the workers of PyTorch's DataLoader do (num_workers).
+"""Processes that read samples, as the workers of PyTorch's DataLoader do (num_workers).
 
 They are forks, made before a sample is read, so that each opens files of its own.
 """
@@ -25,8 +25,9 @@ _reader: Any = None
 class WorkerProcesses:
     """Calls methods of copies of an object, one in each of `number` processes, which end with this one."""
 
-    def __init__(self, reader: Any, number: int, where: str) -> None:
-        self.number, self._where = number, where
+    def __init__(self, reader: Any, number: int, where: str, flag: str) -> None:
+        """`flag` is the one that gives their number."""
+        self.number, self._where, self._flag = number, where, flag
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(number, context, initializer=_begin, initargs=(reader, os.getpid()))
         self._result(self._pool.submit(os.getpid))  # the first call makes all of them
@@ -47,7 +48,7 @@ class WorkerProcesses:
         except BrokenProcessPool:
             raise Fault(
                 f"a process that reads {self._where} has ended: killed, perhaps for lack of memory, or by an error of "
-                "the library that it reads with; lower --data-workers"
+                f"the library that it reads with; lower {self._flag}"
             ) from None
 
 
