@@ -84,11 +84,10 @@ class Horovod(HorovodRanks, Strategy):
     collectives_of, exchange_of = HorovodCollectives, HorovodExchange
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
-        kind = _AdasumOfUpdates if self.flags.op == "adasum" else _AllReduces
-        if self.flags.compression == "bf16":  # a single rank sends nothing
-            if self.placement.world_size == 1:
-                return Reduction(self.compiled(network), optimizer)
-            kind = _Bf16Sums
+        if self.placement.world_size == 1:  # a single rank sends nothing
+            return super().reduce(network, optimizer)
+        sums = _Bf16Sums if self.flags.compression == "bf16" else _AllReduces
+        kind = _AdasumOfUpdates if self.flags.op == "adasum" else sums
         return kind(self.compiled(network), optimizer, self.flags)
 
     def _broadcast_bytes(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -73,11 +73,13 @@ class Horovod(HorovodRanks, Strategy):
     init_options: ClassVar[Mapping[str, Any]] = {"stall_timeout": 0}  # the trainers' watch has a limit of its own
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
+        if self.placement.world_size == 1:  # a single rank sends nothing
+            return super().reduce(model, optimizer)
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
-        is_bf16 = self.flags.compression == "bf16" and self.placement.world_size > 1
-        reduction = (_Bf16Sums if is_bf16 else _AllReduces)(model, optimizer, self.compiled)
+        sums = _Bf16Sums if self.flags.compression == "bf16" else _AllReduces
+        reduction = sums(model, optimizer, self.compiled)
         reduction.divisor = self.placement.world_size if self.flags.op == "average" else 1
         reduction.names = trainable_names(model)  # they travel as a group, so all wait for all
         return reduction
