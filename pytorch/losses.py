@@ -4,7 +4,7 @@ Each takes outputs and targets, (n, ...), and returns a sum over the n samples o
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.nn import functional
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import wrong_loss
+from allstep.common.catalog.networks import logits_of
 from allstep.common.catalog.user_file import name_of
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -143,9 +144,4 @@ def _reduced(outputs: Any, shape: tuple[int, ...]) -> Any:
         weight, names = _HEADS[type(outputs).__name__]
         heads = tuple(head for name in names if (head := getattr(outputs, name)) is not None)
         return WithHeads(outputs.logits, heads, weight) if heads else outputs.logits
-    named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if isinstance(named, torch.Tensor):
-        return named
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (tuple, list)) else ()
-    fitting = [one for one in values if isinstance(one, torch.Tensor) and one.shape[1:] == shape]
-    return fitting[0] if len(fitting) == 1 else outputs  # which of several are the logits is not known
+    return logits_of(outputs, shape)

@@ -23,6 +23,7 @@ from keras.src.random.seed_generator import global_seed_generator as global_seed
 from keras.src.saving import serialization_lib
 from keras.src.utils.naming import to_snake_case as to_snake_case
 from tensorflow.python.eager.context import anonymous_name
+from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import control_flow_util
 
 MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -55,6 +56,17 @@ def number_in_graph(name: str) -> int:
     graph._allstep_numbers = numbers = getattr(graph, "_allstep_numbers", collections.Counter())
     numbers[name] += 1
     return numbers[name] - 1
+
+
+@contextlib.contextmanager
+def noting_draws(found: list[Any]) -> Iterator[None]:
+    """Note calls of tf.random in `found`: its operations ask `get_seed` for theirs, and keep their state themselves."""
+    get_seed = random_seed.get_seed
+    random_seed.get_seed = lambda seed: found.append(seed) or get_seed(seed)
+    try:
+        yield
+    finally:
+        random_seed.get_seed = get_seed
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:

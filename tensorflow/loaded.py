@@ -19,7 +19,6 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from allstep.common.base.errors import UserError  # noqa: E402
-from allstep.common.checkpoint.state import ArrayShape  # noqa: E402
 from allstep.common.config.train_config import TrainConfig  # noqa: E402
 from allstep.common.data.datasets import Dataset  # noqa: E402
 from allstep.tensorflow.inputs import Inputs  # noqa: E402
@@ -53,9 +52,7 @@ class LoadedNetwork:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the weights by their names in checkpoints."""
         return {
-            f"model/{weight.name}": ArrayShape(
-                weight.canonical_shape, dtype=np.dtype(weight.variable.dtype), finite=weight.variable.trainable
-            )
+            f"model/{weight.name}": weight.array_shape(is_constant=not weight.variable.trainable)
             for weight in canonical_weights(self.model)
         }
 

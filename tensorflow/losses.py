@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import wrong_loss
 from allstep.common.catalog.user_file import name_of
@@ -24,6 +25,7 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[
     `class_weights` are factors of the terms of the cross-entropy, which stays a mean over samples.
     """
     if (function := user_file.loss_for("tensorflow", name)) is not None:
+        _check_variables(function)
         return partial(_users, _targets_last(function))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
     if class_weights:
@@ -76,6 +78,16 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
     if not isinstance(losses, tf.Tensor) or tuple(losses.shape[:1]) not in ((), tuple(targets.shape[:1])):
         raise wrong_loss(function, getattr(losses, "shape", losses))
     return tf.reduce_mean(losses) * tf.cast(tf.shape(targets)[0], tf.float32)
+
+
+def _check_variables(function: Callable) -> None:
+    """Raise UserError if a loss has variables, which ranks do not share and checkpoints lack."""
+    for attribute, value in getattr(function, "__dict__", {}).items():
+        if isinstance(value, (keras.Variable, tf.Variable)):
+            raise UserError(
+                f"{name_of(function)} of --loss has a variable, {attribute}, which checkpoints lack; make it a number, "
+                "or a weight of the network"
+            )
 
 
 def _targets_last(function: Callable) -> Callable:

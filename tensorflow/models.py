@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ from keras import layers
 
 from allstep.common.catalog.losses import LOSSES
 from allstep.common.catalog.networks import MODELS, build, check_inputs, is_in_both, parsed
+from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
@@ -104,6 +105,15 @@ class CanonicalWeight:
         """Whether it has real numbers, not counters or flags."""
         return "float" in self.variable.dtype
 
+    def like(self, variable: keras.Variable) -> CanonicalWeight:
+        """Return what is kept for this weight: in its layout, if it has its shape."""
+        same = tuple(variable.shape) == tuple(self.variable.shape)
+        return replace(self, variable=variable) if same else unchanged(self.name, variable)
+
+    def array_shape(self, *, is_constant: bool) -> ArrayShape:
+        """Return the shape of its array in a checkpoint."""
+        return ArrayShape(self.canonical_shape, dtype=np.dtype(self.variable.dtype), finite=not is_constant)
+
     def to_canonical(self, array: np.ndarray) -> np.ndarray:
         canonical = array.reshape(self.split).transpose(self.axes)
         # np.ascontiguousarray would add an axis to a scalar.
@@ -136,7 +146,7 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
     for variable in model.weights:
         if variable.path not in named:
             parts = variable.path.removeprefix(f"{model.name}/").split("/")
-            yield _unchanged("/".join(names.get(part, part) for part in parts), variable)
+            yield unchanged("/".join(names.get(part, part) for part in parts), variable)
 
 
 def _layers_weights(model: keras.Model, names: Mapping[str, str]) -> Iterator[CanonicalWeight]:
@@ -149,22 +159,22 @@ def _layers_weights(model: keras.Model, names: Mapping[str, str]) -> Iterator[Ca
             kernel = _variable(layer, "kernel")
             yield CanonicalWeight(f"{name}.weight", kernel, _shape(kernel), (3, 2, 0, 1))
             if layer.use_bias:
-                yield _unchanged(f"{name}.bias", layer.bias)
+                yield unchanged(f"{name}.bias", layer.bias)
         elif isinstance(layer, BatchNorm):
-            yield _unchanged(f"{name}.weight", layer.gamma)
-            yield _unchanged(f"{name}.bias", layer.beta)
-            yield _unchanged(f"{name}.running_mean", layer.running_mean)
-            yield _unchanged(f"{name}.running_var", layer.running_variance)
+            yield unchanged(f"{name}.weight", layer.gamma)
+            yield unchanged(f"{name}.bias", layer.beta)
+            yield unchanged(f"{name}.running_mean", layer.running_mean)
+            yield unchanged(f"{name}.running_var", layer.running_variance)
         elif isinstance(layer, layers.LayerNormalization) and layer.scale and layer.center:
-            yield _unchanged(f"{name}.weight", layer.gamma)
-            yield _unchanged(f"{name}.bias", layer.beta)
+            yield unchanged(f"{name}.weight", layer.gamma)
+            yield unchanged(f"{name}.bias", layer.beta)
         elif isinstance(layer, layers.Embedding):
-            yield _unchanged(f"{name}.weight", _variable(layer, "embeddings"))
+            yield unchanged(f"{name}.weight", _variable(layer, "embeddings"))
         elif isinstance(layer, Positions):
-            yield _unchanged("pos_embed", layer.pos_embed)
+            yield unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, Tokens):
-            yield _unchanged("cls_token", layer.cls_token)
-            yield _unchanged("pos_embed", layer.pos_embed)
+            yield unchanged("cls_token", layer.cls_token)
+            yield unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, layers.Dense):
             kernel = _variable(layer, "kernel")
             num_inputs, units = _shape(kernel)
@@ -173,7 +183,7 @@ def _layers_weights(model: keras.Model, names: Mapping[str, str]) -> Iterator[Ca
             else:
                 yield CanonicalWeight(f"{name}.weight", kernel, _shape(kernel), (1, 0))
             if layer.use_bias:
-                yield _unchanged(f"{name}.bias", layer.bias)
+                yield unchanged(f"{name}.bias", layer.bias)
             flattened = ()
 
 
@@ -191,6 +201,6 @@ def trainable_names(model: keras.Model) -> list[str]:
     return [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
 
 
-def _unchanged(name: str, variable: keras.Variable) -> CanonicalWeight:
+def unchanged(name: str, variable: keras.Variable) -> CanonicalWeight:
     """Return a weight that has the same layout in both frameworks."""
     return CanonicalWeight(name, variable, tuple(variable.shape), tuple(range(len(variable.shape))))

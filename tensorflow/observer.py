@@ -20,8 +20,8 @@ from allstep.tensorflow.strategies.strategy import Strategy
 class Observer:
     """Looks at a training step at five moments, of which three are traced. This base class does nothing at any."""
 
-    state: Sequence[tuple[str, CanonicalWeight, keras.Variable]] = ()
-    """State of the observer that a checkpoint keeps: its name there, its layout and its variable."""
+    state: Sequence[tuple[str, CanonicalWeight]] = ()
+    """State of the observer that a checkpoint keeps: its name there, and its variable."""
 
     sees_slices = False
     """Whether it looks at slices, whose vectors then come out of what is traced."""
@@ -105,7 +105,7 @@ class WeightAverage(Observer):
         with strategy.scope():
             averages = [_zeros_beside(variable) for variable in self._variables]
         self.state = [
-            (f"ema/{weight.name}", weight, average) for weight, average in zip(weights, averages, strict=True)
+            (f"ema/{weight.name}", weight.like(average)) for weight, average in zip(weights, averages, strict=True)
         ]
 
     def see_updates(self, num_steps: tf.Tensor) -> None:
@@ -116,8 +116,8 @@ class WeightAverage(Observer):
             average.assign(kept * average + (1 - kept) * weight)
 
         def everywhere(distribution: tf.distribute.Strategy, kept: tf.Tensor) -> None:
-            for variable, (_, _, average) in zip(self._variables, self.state, strict=True):
-                distribution.extended.update(average.value, update, args=(variable.value, kept), group=False)
+            for variable, (_, average) in zip(self._variables, self.state, strict=True):
+                distribution.extended.update(average.variable.value, update, args=(variable.value, kept), group=False)
 
         distribution = tf.distribute.get_strategy()
         tf.__internal__.distribute.interim.maybe_merge_call(everywhere, distribution, kept)
@@ -131,11 +131,11 @@ class WeightAverage(Observer):
             self._exchange()
 
     def _exchange(self) -> None:
-        for variable, (_, _, average) in zip(self._variables, self.state, strict=True):
+        for variable, (_, average) in zip(self._variables, self.state, strict=True):
             kept, *_ = self._strategy.replicas(variable)
             kept = kept.copy()  # which may be the variable's own memory
-            variable.assign(self._strategy.replicas(average)[0])
-            average.assign(kept)
+            variable.assign(self._strategy.replicas(average.variable)[0])
+            average.variable.assign(kept)
 
 
 def _zeros_beside(variable: keras.Variable) -> keras.Variable:

@@ -10,6 +10,7 @@ NAMES in the file maps names of Keras layers to their names in PyTorch, if these
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,14 @@ import tensorflow as tf
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import note
 from allstep.common.catalog import user_file
-from allstep.common.catalog.networks import cannot_build, check_outputs, is_in_both, network_of_user, unknown_name
+from allstep.common.catalog.networks import (
+    cannot_build,
+    check_outputs,
+    is_in_both,
+    logits_of,
+    network_of_user,
+    unknown_name,
+)
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.formats.map_style import seeded
 from allstep.common.launch.placement import apparent_rank
@@ -37,7 +45,7 @@ from allstep.common.training.trial import (
     try_passes,
     variants_of,
 )
-from allstep.tensorflow.compat import global_seed_generator, layers_of
+from allstep.tensorflow.compat import global_seed_generator, layers_of, noting_draws
 from allstep.tensorflow.layer_names import first_names
 from allstep.tensorflow.models import NAMES, canonical_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
@@ -85,7 +93,7 @@ def build_other(
             raise
         except Exception as error:
             raise cannot_build(model, dataset, error) from error
-    tf.random.set_seed(seed % 2**32)  # the trial has drawn from it
+    tf.random.set_seed((seed + apparent_rank()) % 2**32)  # the trial has drawn from it
     check_outputs(model, outputs, dataset)
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
@@ -131,6 +139,13 @@ def _outputs(
         samples, drawn = (draw.integers(max(1, dataset.num_tokens), size=shape) for _ in range(2))
     else:
         samples, drawn = (draw.standard_normal(shape, np.float32) for _ in range(2))
+    call = network.call
+
+    @functools.wraps(call)
+    def logits(*arguments: Any, **options: Any) -> Any:
+        return logits_of(call(*arguments, **options), tuple(dataset.output_shape))
+
+    vars(network)["call"] = logits  # as it is: Keras tracks what is set
     outputs = network(samples[:2], training=False)
     if getattr(outputs, "_keras_mask", None) is not None:
         raise UserError(
@@ -149,12 +164,12 @@ def _tried(
     network: keras.Model, variants: Sequence[np.ndarray], *, is_of_user: bool, in_parts: bool
 ) -> tuple[object, PassState]:
     """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
-    before, found, samples = _Snapshot(network), [], variants[0]
+    before, found, drawn, samples = _Snapshot(network), [], [], variants[0]
 
     def passed(inputs: np.ndarray, training: bool = True, seed: int = 0) -> Any:
         before.reseed(seed)
         tf.random.set_seed(seed)
-        with seeded(seed):
+        with seeded(seed), noting_draws(drawn):
             return network(inputs, training=training)
 
     def run(number: int, seed: int) -> np.ndarray | None:
@@ -197,6 +212,8 @@ def _tried(
         couples = state.couples or differs
         bends = is_bent(gradients(samples, 1.0), gradients(variants[1], 2.0), times=2)
         state = dataclasses.replace(state, couples=couples, bends=bends)
+    if drawn:
+        state = dataclasses.replace(state, forgotten=(*state.forgotten, _TF_RANDOM), remembers=True)
     before.restore()
     for norm in norms:
         norm.trainable = True
@@ -210,20 +227,16 @@ class _Snapshot:
 
     def __init__(self, network: keras.Model, *, unchanged: Mapping[str, np.ndarray] = {}) -> None:
         self._network = network
-        raw = {
-            f"{getattr(layer, 'path', layer.name)}/{name}{number or ''}": one
+        self._variables = variables = _variables(network)
+        self._states = _random_states(network)
+        # Flags and counts of Python, which Keras would find as they were when it traces the first step.
+        self._attributes = [
+            (layer, name, value)
             for layer in layers_of(network)
+            if not type(layer).__module__.startswith("keras.")
             for name, value in vars(layer).items()
-            for number, one in enumerate(value if isinstance(value, (list, tuple)) else [value])
-            if isinstance(one, tf.Variable)
-        }
-        variables = {variable.path: variable.value for variable in network.variables}
-        known = {id(value) for value in variables.values()}
-        variables |= {path: value for path, value in raw.items() if id(value) not in known}
-        self._states = [one for path, one in variables.items() if path.endswith(_SEED)] + [
-            global_seed_generator().state
+            if isinstance(value, _PLAIN) and name not in _OF_KERAS
         ]
-        self._variables = variables
         self._values = {**{path: one.numpy() for path, one in variables.items() if path not in unchanged}, **unchanged}
         self._seeds = [np.array(state) for state in self._states]
 
@@ -250,6 +263,9 @@ class _Snapshot:
         for path, variable in self._variables.items():
             if path not in without:
                 variable.assign(self._values[path])
+        for layer, name, value in self._attributes:
+            if isinstance(vars(layer).get(name), _PLAIN):  # and no layer that was built in the first call
+                vars(layer)[name] = value
         self.reseed()
 
     def has_drawn(self) -> bool:
@@ -309,8 +325,31 @@ def _check_weights(network: keras.Model, model: str) -> None:
         raise UserError(f"expected a network with weights to train from --model {model}, received none; return another")
 
 
+def _variables(network: keras.Model) -> dict[str, Any]:
+    """Return a network's variables, and those of TensorFlow that its layers hold, which Keras does not know."""
+    variables = {variable.path: variable.value for variable in network.variables}
+    known = {id(value) for value in variables.values()}
+    for layer in layers_of(network):
+        for name, value in vars(layer).items():
+            for number, one in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+                draws = isinstance(one, tf.random.Generator)
+                raw, path = one.state if draws else one, f"{getattr(layer, 'path', layer.name)}/{name}{number or ''}"
+                if isinstance(raw, tf.Variable) and id(raw) not in known:
+                    variables[f"{path}/{_SEED}" if draws else path] = raw
+    return variables
+
+
+def _random_states(network: keras.Model) -> list[Any]:
+    """Return the states from which layers draw; the last one is for those without a generator: keras.random.normal()"""
+    own = [variable for path, variable in _variables(network).items() if path.endswith(_SEED)]
+    return [*own, global_seed_generator().state]
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_OF_KERAS = frozenset(vars(keras.Model(name="any"))) | {"_called"}
 MOVING = "moving_"
 """Beginning of the names of running statistics."""
+_TF_RANDOM = "the state of tf.random, unlike that of keras.random,"
 _SEED = "seed_generator_state"
 """End of the paths of Keras' random states."""
 
@@ -319,13 +358,12 @@ class Reseed(Hook):
     """Reseeds dropout in each step as a function of seed, step and rank, so that a resumed run draws the same."""
 
     def __init__(self, network: keras.Model) -> None:
-        own = [variable for variable in network.variables if variable.path.endswith(_SEED)]
-        # The last one is for what draws without a generator: keras.random.normal(shape).
-        self._states = [*own, global_seed_generator().state]
+        self._states = _random_states(network)
 
     def on_start(self, session: TrainingRun) -> None:
         seed = step_seed(session.config.data.seed, session.progress.step, session.placement.rank)
         for number, state in enumerate(self._states):
-            state.assign(np.array([(seed + number) % 2**32, seed >> 32], np.uint32))
+            numbers = np.resize([(seed + number) % 2**32, seed >> 32], tuple(state.shape))
+            state.assign(numbers.astype(tf.as_dtype(state.dtype).as_numpy_dtype))
 
     on_step = on_epoch = on_start  # validation may draw as well

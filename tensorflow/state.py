@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.tensorflow.compat import parts
 from allstep.tensorflow.derived_state import constants_of, derive_again
@@ -35,24 +34,18 @@ class State:
     def export_weights(self) -> dict[str, np.ndarray]:
         return export_weights(self._model)
 
-    def shapes(self) -> dict[str, ArrayShape]:
-        return {
-            name: ArrayShape(
-                layout.canonical_shape,
-                dtype=np.dtype(variable.dtype),
-                finite=variable.trainable or not name.startswith("model/"),
-            )
-            for name, layout, variable in self._all()
-        }
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        weights = {id(variable) for variable in self._model.non_trainable_variables}
+        return {name: one.array_shape(is_constant=id(one.variable) in weights) for name, one in self._all()}
 
     def export(self) -> dict[str, np.ndarray]:
-        arrays = self._strategy.gather({name: variable for name, _, variable in self._all()})
-        return {name: layout.to_canonical(arrays[name]) for name, layout, _ in self._all()}
+        arrays = self._strategy.gather({name: one.variable for name, one in self._all()})
+        return {name: one.to_canonical(arrays[name]) for name, one in self._all()}
 
     def load(self, arrays: Mapping[str, np.ndarray], num_steps: int) -> None:
-        for name, layout, variable in self._all():
+        for name, one in self._all():
             if name in arrays:
-                variable.assign(self._strategy.shard(layout.from_canonical(arrays[name]), variable))
+                one.variable.assign(self._strategy.shard(one.from_canonical(arrays[name]), one.variable))
         derive_again(self._model)
         for part in (self._step.optimizer, *parts(self._step.optimizer)):
             cast("keras.Variable", part.iterations).assign(num_steps)
@@ -72,7 +65,7 @@ class State:
 
     def snapshot(self) -> Any:
         """Return a copy of this rank's state, for `restore`."""
-        kept = [variable for observer in self._step.observers for _, _, variable in observer.state]
+        kept = [one.variable for observer in self._step.observers for _, one in observer.state]
         variables = (*self._model.variables, *self._step.optimizer.variables, *kept)
         copies = [copy for variable in variables for copy in self._strategy.copies(variable)]
         return [(copy, tf.identity(copy)) for copy in copies]
@@ -82,10 +75,10 @@ class State:
         for variable, value in snapshot:
             variable.assign(value)
 
-    def _all(self) -> Iterator[tuple[str, CanonicalWeight, keras.Variable]]:
-        """Yield canonical name, layout and variable of all that is kept."""
+    def _all(self) -> Iterator[tuple[str, CanonicalWeight]]:
+        """Yield all that is kept, with its name in a checkpoint."""
         for weight in canonical_weights(self._model):
-            yield f"model/{weight.name}", weight, weight.variable
+            yield f"model/{weight.name}", weight
         yield from optimizer_state(self._step.optimizer, self._flags, trained_weights(self._model))
         for observer in self._step.observers:
             yield from observer.state

@@ -142,6 +142,22 @@ def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
     )
 
 
+def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
+    """Return the logits of a network that returns more: those of that name, or the only tensor (n, `shape`).
+
+    All is returned where these are not known, or it is one tensor.
+    """
+    if hasattr(outputs, "shape"):
+        return outputs
+    is_mapping = isinstance(outputs, Mapping)
+    named = outputs.get("logits") if is_mapping else getattr(outputs, "logits", None)
+    if hasattr(named, "shape"):
+        return named
+    values = outputs.values() if is_mapping else outputs if isinstance(outputs, (tuple, list)) else ()
+    fitting = [one for one in values if hasattr(one, "shape") and tuple(one.shape[1:]) == shape]
+    return fitting[0] if len(fitting) == 1 else outputs
+
+
 def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
     """Refuse a network whose outputs for two samples, `received`, are no array, or one of the wrong shape."""
     shape = tuple(received.shape) if hasattr(received, "shape") else None

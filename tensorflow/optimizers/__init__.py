@@ -35,6 +35,10 @@ def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
     known = {id(variable) for variable in model.trainable_variables}
     rows = [layer.path for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
     for part in parts(optimizer):
+        if type(part).apply_gradients is not keras.Optimizer.apply_gradients:
+            raise UserError(
+                f"{type(part).__name__} has an apply_gradients of its own, which is not called; define apply"
+            )
         if part.built and any(id(variable) not in known for variable in trained_variables(part)):
             raise UserError("the optimizer has parameters that are not the model's; give each model a new one")
         clips = part.clipnorm or part.clipvalue or part.global_clipnorm

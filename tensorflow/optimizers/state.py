@@ -5,14 +5,13 @@ read. Any other optimizer of a user's keeps the names of the attributes that hol
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 
 from allstep.common.base.errors import UserError
-from allstep.common.config.train_config import LAYER_SLOTS, OWN_OPTIMIZER, OptimizerConfig
+from allstep.common.config.train_config import OWN_OPTIMIZER, OptimizerConfig
 from allstep.tensorflow.compat import parts, trained_variables
-from allstep.tensorflow.models import CanonicalWeight
+from allstep.tensorflow.models import CanonicalWeight, unchanged
 from allstep.tensorflow.optimizers.base import Optimizer, is_embedding
 
 KINDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
@@ -23,8 +22,8 @@ KINDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
     keras.optimizers.RMSprop: ("rmsprop", {"square_avg": "_velocities"}),
 }
 """Names of Keras' optimizers for `--optimizer`, and the attributes that hold the canonical slots."""
-State = Iterator[tuple[str, CanonicalWeight, keras.Variable]]
-"""Name in a checkpoint, layout, and variable."""
+State = Iterator[tuple[str, CanonicalWeight]]
+"""Variables with their names in a checkpoint."""
 
 
 def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights: Sequence[CanonicalWeight]) -> State:
@@ -38,9 +37,7 @@ def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights:
         return
     for index, weight in enumerate(weights):
         for slot in flags.slots_of(len(weight.variable.shape), is_embedding=is_embedding(weight.variable)):
-            variable = _slots(optimizer, slot)[index]
-            layout = CanonicalWeight(weight.name, variable, (), ()) if slot in LAYER_SLOTS else weight
-            yield f"optimizer/{weight.name}/{slot}", layout, variable
+            yield f"optimizer/{weight.name}/{slot}", weight.like(_slots(optimizer, slot)[index])
 
 
 def _slots(optimizer: keras.Optimizer, slot: str) -> Sequence[keras.Variable]:
@@ -58,20 +55,14 @@ def _local_state(optimizer: keras.Optimizer, weights: Mapping[str, CanonicalWeig
         for attribute, value in vars(part).items():
             name = attribute.lstrip("_")
             if isinstance(value, keras.Variable) and unnamed.pop(id(value), None) is not None:
-                yield f"optimizer/{number}/{name}", _as_it_is(name, value), value
+                yield f"optimizer/{number}/{name}", unchanged(name, value)
             elif isinstance(value, (list, tuple)) and len(value) == len(own):
                 for weight, variable in zip(own, value, strict=True):
                     if isinstance(variable, keras.Variable) and unnamed.pop(id(variable), None) is not None:
-                        same = tuple(variable.shape) == tuple(weight.variable.shape)
-                        layout = weight if same else _as_it_is(name, variable)
-                        yield f"optimizer/{weight.name}/{name}", layout, variable
+                        yield f"optimizer/{weight.name}/{name}", weight.like(variable)
         if unnamed:
             path = next(iter(unnamed.values())).path
             raise UserError(
                 f"expected an optimizer that keeps its variables in attributes, one a weight, received "
                 f"{type(part).__name__}, which keeps {path} elsewhere; take another one"
             )
-
-
-def _as_it_is(name: str, variable: Any) -> CanonicalWeight:
-    return CanonicalWeight(name, variable, tuple(variable.shape), tuple(range(len(variable.shape))))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -113,6 +116,50 @@ class AddsSum(layers.Layer):
         return inputs
 
 
+class Begins(layers.Layer):
+    """A flag of Python, of which Keras sees the first value when it traces a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_begun = False
+
+    def call(self, inputs, training=False):
+        outputs = inputs if self.has_begun or not training else 2 * inputs
+        self.has_begun = self.has_begun or bool(training)
+        return outputs
+
+
+class DrawsByTensorFlow(layers.Layer):
+    def call(self, inputs, training=False):
+        return inputs + tf.random.normal(tf.shape(inputs), seed=1) if training else inputs
+
+
+class Returns(Custom):
+    """A network whose outputs a function wraps."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.wrap = wrap
+
+    def call(self, inputs, training=False):
+        return self.wrap(super().call(inputs), training)
+
+
+class RunningLoss(keras.losses.Loss):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.Variable(1.0, trainable=False)
+
+    def call(self, targets, outputs):
+        self.mean.assign(0.9 * self.mean + 0.1)
+        return self.mean * keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
+
+
+class SignsGradients(keras.optimizers.SGD):
+    def apply_gradients(self, pairs):
+        return super().apply_gradients([(tf.sign(gradient), variable) for gradient, variable in pairs])
+
+
 @tf.custom_gradient
 def with_clipped_gradient(inputs):
     return tf.identity(inputs), lambda gradient: tf.clip_by_norm(gradient, 0.01)
@@ -199,13 +246,14 @@ TRAIN = {
     "codebook": (VECTORS, lambda: stacked(VECTORS, Codebook())),
     "coupled": (VECTORS, lambda: stacked(VECTORS, Centred())),
     "adds a sum": (VECTORS, lambda: stacked(VECTORS, AddsSum())),
+    "traced flag": (VECTORS, lambda: stacked(VECTORS, Begins())),
 }  # fmt: skip
 
 
-def plain(samples, build, optimizer):
+def plain(samples, build, optimizer, run_eagerly=True):
     keras.utils.set_random_seed(1)
     model = build()
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=run_eagerly)
     model.fit(samples, LABELS, SIZE, EPOCHS, verbose=0, shuffle=False)
     return model
 
@@ -232,8 +280,22 @@ def same_weights(one, other, atol=1e-5):
 @pytest.mark.parametrize("name", TRAIN)
 def test_trains_as_keras_does(name):
     samples, build = TRAIN[name]
-    expected, atol = plain(samples, build, keras.optimizers.SGD(RATE)), 1e-3 if "bfloat16" in name else 1e-5
+    expected = plain(samples, build, keras.optimizers.SGD(RATE), run_eagerly=name != "traced flag")
+    atol = 1e-3 if "bfloat16" in name else 1e-5
     same_weights(trained(samples, build, **SGD), expected, atol)
+
+
+WRAPS = {
+    "object": lambda logits, _: SimpleNamespace(logits=logits, loss=None),
+    "dictionary": lambda logits, _: {"logits": logits, "features": logits},
+    "in training alone": lambda logits, training: (logits, None) if training else logits,
+}
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_networks_train_on_their_logits(name):
+    expected = plain(VECTORS, Custom, keras.optimizers.SGD(RATE))
+    same_weights(trained(VECTORS, lambda: Returns(WRAPS[name]), **SGD), expected)
 
 
 class OwnStep(Custom):
@@ -293,6 +355,8 @@ REFUSED = {
         Custom, {**PASSES, "loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},
         "expected a loss of each sample by itself, or the mean",
     ),
+    "loss with a variable": (Custom, {"loss": RunningLoss()}, "RunningLoss of --loss has a variable, mean, which"),
+    "apply_gradients": (Custom, {"optimizer": SignsGradients(RATE)}, "SignsGradients has an apply_gradients of its"),
 }  # fmt: skip
 
 
@@ -304,13 +368,16 @@ def test_refused_before_the_first_step(name):
         trained(samples, build, **flags)
 
 
-@pytest.mark.parametrize("in_list", [True, False])
-def test_what_checkpoints_lack_is_told_and_no_run_resumes_without_it(in_list, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("layer", "state"),
+    [(partial(Forgetful, True), "calls"), (Forgetful, "calls"), (DrawsByTensorFlow, "keras.random,")],
+)
+def test_what_checkpoints_lack_is_told_and_no_run_resumes_without_it(layer, state, tmp_path, capsys):
     flags = {"output_dir": str(tmp_path)}
-    trained(VECTORS, lambda: stacked(VECTORS, Forgetful(in_list)), epochs=1, **flags)
-    assert "calls in training, which checkpoints lack, so that --resume will be refused" in capsys.readouterr().err
-    with pytest.raises(UserError, match="computes with .*calls, which it changes in training and checkpoints lack"):
-        trained(VECTORS, lambda: stacked(VECTORS, Forgetful(in_list)), epochs=2, resume="latest", **flags)
+    trained(VECTORS, lambda: stacked(VECTORS, layer()), epochs=1, **flags)
+    assert f"{state} in training, which checkpoints lack, so that --resume will be refused" in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"computes with .*{state}, which it changes in training and checkpoints lack"):
+        trained(VECTORS, lambda: stacked(VECTORS, layer()), epochs=2, resume="latest", **flags)
 
 
 def without_decay_of_biases():
@@ -370,10 +437,15 @@ def test_devices_are_asked_for_before_tensorflow_starts():
 
 
 class Noise(layers.Layer):
-    """Draws from the global generator of Keras."""
+    """Draws from the global generator of Keras, and from one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(3)
 
     def call(self, inputs, training=False):
-        return inputs + keras.random.normal(tf.shape(inputs)) if training else inputs
+        own = self.generator.normal(tf.shape(inputs))
+        return inputs + keras.random.normal(tf.shape(inputs)) + own if training else inputs
 
 
 def test_random_layers_go_on_as_if_undisturbed(tmp_path):
