@@ -1,9 +1,7 @@
 """Internals of TensorFlow and Keras on which allstep depends; `tests/tensorflow/test_compat.py` tests each.
 
 The libraries do not promise any of this; it was checked for TensorFlow 2.21, and Keras 3.12 and 3.15. In addition,
-`horovod_optimizer.Distributed` overrides `_clip_gradients`, which a Keras optimizer calls with the mean of the
-accumulated gradients, and `optimizers.base.Optimizer` overrides `_apply_weight_decay` and `_backend_update_step`, which
-apply gradients to weights.
+`drop_in.optimizer` overrides `_clip_gradients`, and `optimizers.base` `_apply_weight_decay` and `_backend_update_step`.
 """
 
 import collections
@@ -129,8 +127,8 @@ def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
 def layers_in_order(model: keras.Model) -> Sequence[keras.layers.Layer]:
     """Return the model and all layers in it, each before those in it, in the order in which they were called or set.
 
-    A program that builds a network again gives the same order. `_layers` has the layers of attributes, lists included,
-    and those of a graph; each of the latter has a node (`_inbound_nodes`) whose output Keras numbers.
+    `_layers` has the layers of attributes, and those of a graph, which have a node (`_inbound_nodes`) whose output
+    Keras numbers.
     """
 
     def called(child: Any) -> int:

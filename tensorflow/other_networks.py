@@ -1,10 +1,10 @@
 """Networks from a user's file or from keras.applications; `pytorch/other_networks.py` has those for PyTorch.
 
-Weights of top-level layers that PyTorch also has get its names and layouts, by the names of the layers
-(`models.canonical_weights`); other weights keep their paths in Keras. The network draws its initial weights by --seed,
-and all ranks start from those of rank 0. If a file has FUNCTION_pytorch and FUNCTION_tensorflow, each framework calls
-its function, and both start from the suite's canonical weights, so that their curves can be compared. A dictionary
-NAMES in the file maps names of Keras layers to their names in PyTorch, if these differ.
+Weights of top-level layers that PyTorch also has get its names and layouts (`models.canonical_weights`); others keep
+their paths in Keras. The network draws its initial weights by --seed, and all ranks start from those of rank 0. If a
+file has FUNCTION_pytorch and FUNCTION_tensorflow, each framework calls its function, and both start from the suite's
+canonical weights, so that their curves can be compared. A dictionary NAMES in the file maps names of Keras layers to
+their names in PyTorch, if these differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A step with --slices: gradients slice by slice, added up in one fixed order, and then applied.
 
-The sum begins after the backward pass. So it does without --slices: the all-reduces of Horovod and of tf.distribute
-take all gradients as one group. A rank that has one slice runs all of that as one TensorFlow function, where an
-all-reduce of Horovod's is what adds up: two ranks train the CNN 6 % faster that way than in three calls.
+A rank that has one slice runs all of that as one TensorFlow function, where an all-reduce of Horovod's adds up: two
+ranks train the CNN 6 % faster that way than in three calls.
 """
 
 from collections.abc import Callable, Iterator, Sequence

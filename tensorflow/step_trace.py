@@ -23,10 +23,9 @@ from allstep.tensorflow.strategies.strategy import Strategy
 class StepTrace(Observer):
     """Records digests of the steps of a rank.
 
-    Looked at are the gradient of each weight on its rank, or of each slice, before they are added up, their sums, and
-    the weights after the step; and the gradient at the output of each layer that has weights of its own, of one sample
-    of the pass, another one in each step. What exists only within the compiled step is assigned there to variables,
-    which takes no copy.
+    These are of the gradient of each weight on its rank, or of each slice, of their sums, and of the weights after the
+    step; and of the gradient at the output of each layer with weights, of one sample, another one in each step. What
+    exists only within the compiled step is assigned there to variables, which takes no copy.
     """
 
     sees_slices = True

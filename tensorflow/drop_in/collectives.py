@@ -1,8 +1,7 @@
 """Horovod's collectives for Keras 3: they take Keras variables, NumPy arrays and Python numbers as well as tensors.
 
-Horovod 0.28.1 names a collective after its tensor. Keras numbers tensors per process, so a rank that builds one more
-model than the others, for example because rank 0 loads a checkpoint, would wait for names that no other rank uses.
-Here a name depends only on the position in the list.
+Horovod 0.28.1 names a collective after its tensor, which Keras numbers per process. Here a name depends only on the
+position in the list, so a rank may build one more model than the others.
 """
 
 import json

@@ -161,8 +161,8 @@ def _adds_rows(grad: Given) -> bool:
 def _in_turn(name: str, reduce: Callable[[], _Reduced]) -> _Reduced:
     """Call `reduce`, whose collectives have this name, while no other call with the name is in flight.
 
-    Two optimizers of the same shapes have the same names, and Horovod fails if both are in flight. TensorFlow runs
-    their steps concurrently in nested `tf.function`s, but one after the other if both change the same variable.
+    Two optimizers of the same shapes have the same names, and TensorFlow runs steps in nested `tf.function`s
+    concurrently, but one after the other if both change the same variable.
     """
     if tf.executing_eagerly():
         return reduce()

@@ -34,7 +34,7 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Return the model's optimizer and those that the model or its layers hold as attributes (as in a GAN)."""
     held = [getattr(model, "optimizer", None)]
     for layer in layers_of(model):
-        held += _leaves(vars(layer))
+        held += keras.tree.flatten(vars(layer))
     found = list({id(o): o for o in held if isinstance(o, keras.optimizers.Optimizer)}.values())
     inside = {id(part) for o in found for part in parts(o) if part is not o}
     return [o for o in found if id(o) not in inside]
@@ -202,18 +202,10 @@ def _slots_of(variables: set, optimizers: Sequence[keras.optimizers.Optimizer]) 
     return {native(v).ref() for o in optimizers for v in o.variables if v.name.startswith(tuple(names))}
 
 
-def _leaves(value: Any) -> list[Any]:
-    """Return the leaves of nested lists, tuples and dictionaries."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, (list, tuple)) else [value]
-
-
 def _projection(array: np.ndarray) -> int:
     """Return the projection on a random direction and the norm, as the two halves of a 64-bit integer.
 
-    TensorFlow adds many rows of an embedding's gradient in an order that changes from run to run, so replicas agree
-    only within rounding, and digests of their bits would differ.
+    TensorFlow adds rows of an embedding's gradient in an order that changes, so replicas agree only within rounding.
     """
     rows = np.atleast_1d(np.asarray(array, np.float32))
     rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))

@@ -1,8 +1,7 @@
 """Saved arguments of a `DistributedOptimizer`, and an optimizer whose arguments are lost.
 
-To load, copy, pickle and compile models, Keras recreates optimizers from their configuration. The configuration names
-the plain class, so that it works without Horovod; an additional entry, which Keras ignores, has the arguments of
-`DistributedOptimizer`.
+Keras recreates optimizers from their configuration. This names the plain class, so that it works without Horovod; an
+additional entry, which Keras ignores, has the arguments of `DistributedOptimizer`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Check of loops that a user writes (train_on_batch, apply_gradients): all ranks have the weights of rank 0.
 
-`fit` has a guard of its own. In a loop, Horovod's examples broadcast weights after the first step, when the optimizer
-has its slots, so weights are compared when gradients are reduced for the second time.
+Horovod's examples broadcast weights after the first step, when the optimizer has its slots, so weights are compared
+when gradients are reduced for the second time.
 """
 
 import contextlib

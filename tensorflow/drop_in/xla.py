@@ -1,19 +1,20 @@
 """XLA around Horovod, whose operations it cannot compile.
 
 A training step becomes three parts: an XLA program that computes gradients, Horovod, which reduces them, and an XLA
-program that applies them. Keras' `train_step` ends with the optimizer's `apply`, apart from metrics, which do not read
-weights. So `train_step` is compiled unchanged, with an `apply` that only hands out the gradients.
+program that applies them. `train_step` is compiled unchanged, with an `apply` that only hands out the gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from allstep.tensorflow.networks.batch_norm import within
 
 HandedOut = list[tuple[keras.optimizers.Optimizer, list[Any], list[Any]]]
 """Optimizers that were to apply gradients, with these gradients and their variables, in the same order."""
@@ -37,7 +38,7 @@ def compiled_step(train_step: Callable[[Any], dict[str, Any]], data: Any) -> dic
 
     def compute(data: Any) -> tuple[dict, list[list[Any]]]:
         handed_out.clear()  # TensorFlow traces a function that creates variables twice
-        with _set(_HANDED_OUT, handed_out):
+        with within(_HANDED_OUT, handed_out):
             metrics = train_step(data)
         return metrics, [gradients for _, gradients, _ in handed_out]
 
@@ -50,7 +51,7 @@ def compiled_step(train_step: Callable[[Any], dict[str, Any]], data: Any) -> dic
 
 def compiled_updates() -> contextlib.AbstractContextManager[None]:
     """Let XLA compile the updates of distributed optimizers with reduced gradients in the block."""
-    return _set(_COMPILES_UPDATES, True)
+    return within(_COMPILES_UPDATES, True)
 
 
 def hand_out(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
@@ -67,12 +68,3 @@ def updated(update: Callable[[Sequence[Any]], None], gradients: Sequence[Any]) -
     if _COMPILES_UPDATES.get():
         update = tf.function(update, jit_compile=True, autograph=False)
     update(gradients)
-
-
-@contextlib.contextmanager
-def _set(variable: ContextVar, value: Any) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)

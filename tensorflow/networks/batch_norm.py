@@ -5,58 +5,46 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import cast
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
 from keras import layers
 
-# Weight of samples in running statistics.
 _COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
-
-
-@contextlib.contextmanager
-def counted(counts: float | tf.Tensor) -> Iterator[None]:
-    """Update running statistics in the block if `counts` is 1; at 0, the samples are padding of an empty slice."""
-    token = _COUNTS.set(counts)
-    try:
-        yield
-    finally:
-        _COUNTS.reset(token)
-
-
-def counts_of_samples() -> float | tf.Tensor:
-    """Return the `counts` of the block around."""
-    return _COUNTS.get()
-
-
 _TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
-
-
-@contextlib.contextmanager
-def tracked(is_tracked: bool) -> Iterator[None]:
-    """Turn updates of running statistics in the block on or off: off while samples are recomputed."""
-    token = _TRACKED.set(is_tracked)
-    try:
-        yield
-    finally:
-        _TRACKED.reset(token)
-
-
-# New running statistics by the paths of their variables, if they are not to be assigned.
 _SET_ASIDE: ContextVar[dict[str, tf.Tensor] | None] = ContextVar("set_aside", default=None)
 
 
 @contextlib.contextmanager
-def statistics_set_aside() -> Iterator[dict[str, tf.Tensor]]:
-    """Collect new running statistics of the block in the dictionary that is yielded, without assigning them."""
-    values: dict[str, tf.Tensor] = {}
-    token = _SET_ASIDE.set(values)
+def within(variable: ContextVar, value: Any) -> Iterator[Any]:
+    """Set a variable in the block."""
+    token = variable.set(value)
     try:
-        yield values
+        yield value
     finally:
-        _SET_ASIDE.reset(token)
+        variable.reset(token)
+
+
+def counted(counts: float | tf.Tensor) -> AbstractContextManager:
+    """Update running statistics in the block if `counts` is 1; at 0, the samples are padding of an empty slice."""
+    return within(_COUNTS, counts)
+
+
+def tracked(is_tracked: bool) -> AbstractContextManager:
+    """Turn updates of running statistics in the block on or off: off while samples are recomputed."""
+    return within(_TRACKED, is_tracked)
+
+
+def statistics_set_aside() -> AbstractContextManager[dict[str, tf.Tensor]]:
+    """Collect new running statistics of the block by their variables' paths, without assigning them."""
+    return within(_SET_ASIDE, {})
+
+
+counts_of_samples = _COUNTS.get
+"""Returns the `counts` of the block around."""
 
 
 class BatchNorm(layers.Layer):

@@ -3,12 +3,15 @@ samples, and `pytorch/strategies/batch_norm.py` the same formulas."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.tensorflow.compat import layers_of, number_in_graph
-from allstep.tensorflow.networks.batch_norm import BatchNorm, Reduce, counts_of_samples, moments_of_all, sum_of_all
+from allstep.tensorflow.networks.batch_norm import BatchNorm, Reduce, counts_of_samples, moments_of_all
 
 
 def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) -> None:
@@ -19,10 +22,10 @@ def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) 
     """
     for layer in layers_of(model):
         if isinstance(layer, BatchNorm) and wanted:
-            layer.normalise = _OverAll(layer, reduce)
+            layer.normalise = _OverAll(layer, reduce).normalise
         elif isinstance(layer, keras.layers.BatchNormalization) and (wanted or layer.synchronized):
             _check(layer)
-            layer._moments = _MomentsOverAll(layer, reduce)  # pyright: ignore[reportAttributeAccessIssue]
+            layer._moments = _OverAll(layer, reduce).moments  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def brought_synchronised(model: keras.Model) -> str | None:
@@ -43,53 +46,41 @@ def _check(layer: keras.layers.BatchNormalization) -> None:
         )
 
 
-class _MomentsOverAll:
-    """Computes what Keras' `BatchNormalization._moments` does over the samples of all ranks and devices."""
-
-    def __init__(self, layer: keras.layers.BatchNormalization, reduce: Reduce) -> None:
-        self._layer, self._reduce = layer, reduce
-
-    def __call__(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return mean and variance (channels,) of inputs (samples, ..., channels), whose axis may be another one."""
-        layer, axes = self._layer, self._layer._reduction_axes or []
-        counts = tf.ones_like(inputs, tf.bool) if mask is None else tf.expand_dims(tf.cast(mask, tf.bool), -1)
-        counts = tf.broadcast_to(counts, tf.shape(inputs)) & (counts_of_samples() > 0)
-        name = f"batch_norm.{layer.path}.{number_in_graph(str(layer.path))}"
-        found = moments_of_all(inputs, counts, axes, self._reduce, name)
-        mean, variance, number = (tf.squeeze(one, axes) for one in found)
-        # Where the samples of no rank count, the statistics of before keep the values in range.
-        return (
-            tf.where(number > 0, mean, tf.cast(layer.moving_mean, mean.dtype)),
-            tf.where(number > 0, variance, tf.cast(layer.moving_variance, mean.dtype)),
-        )
-
-
 class _OverAll:
-    """Normalises by mean and variance of the samples of all ranks and devices, however many each has."""
+    """Computes what a batch norm does over the samples of all ranks and devices, however many each has."""
 
-    def __init__(self, layer: BatchNorm, reduce: Reduce) -> None:
-        self._layer, self._reduce = layer, reduce
+    def __init__(self, layer: BatchNorm | keras.layers.BatchNormalization, reduce: Reduce) -> None:
+        self._layer: Any = layer
+        self._reduce = reduce
 
-    def __call__(
+    def moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return mean and variance (channels,) of inputs (samples, ..., channels), whose axis may be another one.
+
+        It replaces Keras' `BatchNormalization._moments`.
+        """
+        layer = self._layer
+        counts = tf.constant(True) if mask is None else tf.expand_dims(tf.cast(mask, tf.bool), -1)
+        name = f"{layer.path}.{number_in_graph(str(layer.path))}"
+        counts, axes = counts & (counts_of_samples() > 0), layer._reduction_axes or []
+        return self._moments(inputs, counts, axes, name, (layer.moving_mean, layer.moving_variance))[:2]
+
+    def normalise(
         self, inputs: tf.Tensor, counts: float | tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `BatchNorm.normalise`."""
-        layer, dtype = self._layer, inputs.dtype
-        values = tf.cast(inputs, tf.float32)  # a count in bfloat16 would lose digits
-        axes = list(range(len(values.shape) - 1))
-        local_count = tf.cast(tf.reduce_prod(tf.shape(values)[:-1]), tf.float32)
-        # The mean first, the variance around it then: the sum of squares alone would lose digits.
-        sums = self._sum(counts * tf.concat([tf.reduce_sum(values, axes), [local_count]], 0), "mean")
-        count = tf.maximum(sums[-1], 1.0)
-        # Where the samples of no rank count, the statistics of before keep the values in range.
-        is_empty = sums[-1] == 0
-        mean = tf.where(is_empty, layer.running_mean.value, sums[:-1] / count)
-        centred = values - mean
-        variance = self._sum(counts * tf.reduce_sum(tf.square(centred), axes), "variance") / count
-        unbiased = variance * count / tf.maximum(count - 1, 1.0)
-        variance = tf.where(is_empty, layer.running_variance.value, variance)
-        normalised = centred * tf.math.rsqrt(variance + layer.EPSILON) * layer.gamma.value + layer.beta.value
-        return tf.cast(normalised, dtype), mean, unbiased, tf.minimum(sums[-1], 1.0)
+        layer, values = self._layer, tf.cast(inputs, tf.float32)  # a count in bfloat16 would lose digits
+        axes, running = list(range(len(values.shape) - 1)), (layer.running_mean, layer.running_variance)
+        mean, variance, number = self._moments(values, counts > 0, axes, layer.name, running)
+        unbiased = variance * number / tf.maximum(number - 1, 1.0)
+        normalised = (values - mean) * tf.math.rsqrt(variance + layer.EPSILON) * layer.gamma.value + layer.beta.value
+        return tf.cast(normalised, inputs.dtype), mean, unbiased, tf.minimum(number, 1.0)
 
-    def _sum(self, values: tf.Tensor, what: str) -> tf.Tensor:
-        return sum_of_all(values, self._reduce, f"batch_norm.{self._layer.name}.{what}")
+    def _moments(
+        self, x: tf.Tensor, counts: bool | tf.Tensor, axes: list[int], name: str, running: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return mean, variance and number of the values that count; `running` ones where none do, to keep the range"""
+        counts = tf.broadcast_to(counts, tf.shape(x))
+        found = moments_of_all(x, counts, axes, self._reduce, f"batch_norm.{name}")
+        mean, variance, number = (tf.squeeze(one, axes) for one in found)
+        mean_before, variance_before = (tf.cast(one, mean.dtype) for one in running)
+        return tf.where(number > 0, mean, mean_before), tf.where(number > 0, variance, variance_before), number

@@ -7,8 +7,8 @@ keeps the parameters in a server of its own. All other ranks are workers, which 
 step is one update by one worker, so the samples of a "global" batch are those of one update. A TF_CONFIG of the user
 may place the parameters on processes of their own, in the role `ps`.
 
-Updates do not wait for each other, so a gradient may be older than the weights it changes. Its staleness is the
-number of updates by others between reading the weights and applying the gradient; the run reports mean and maximum.
+The staleness of a gradient is the number of updates by others between reading the weights and applying it; the run
+reports mean and maximum.
 
 A notice to end (SIGTERM, SIGUSR1) has to reach the chief, as it does where a launcher passes it to all ranks; a worker
 that gets one alone goes on. A process that is frozen counts as gone after two thirds of --fault-timeout.

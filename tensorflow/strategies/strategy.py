@@ -190,7 +190,7 @@ def compile_step(function: Callable, samples: Samples, *, num_numbers: int = 0) 
     """`function` of inputs, targets and so many numbers as one TensorFlow function.
 
     The number of samples is left open, so that a smaller last batch does not compile the step anew. AutoGraph would
-    rewrite Python's control flow, of which there is none on tensors, and takes longer than all the rest.
+    take longer than all the rest.
     """
     numbers = [tf.TensorSpec((), tf.float32)] * num_numbers
     return tf.function(function, input_signature=(*samples, *numbers), autograph=False)
