@@ -85,8 +85,7 @@ def _check_variables(function: Callable) -> None:
     for attribute, value in getattr(function, "__dict__", {}).items():
         if isinstance(value, (keras.Variable, tf.Variable)):
             raise UserError(
-                f"{name_of(function)} of --loss has a variable, {attribute}, which checkpoints lack; make it a number, "
-                "or a weight of the network"
+                f"{name_of(function)} of --loss has a variable, {attribute}, which checkpoints lack; make it a number"
             )
 
 

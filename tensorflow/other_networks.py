@@ -229,7 +229,7 @@ class _Snapshot:
         self._network = network
         self._variables = variables = _variables(network)
         self._states = _random_states(network)
-        # Flags and counts of Python, which Keras would find as they were when it traces the first step.
+        # Flags and counts of Python, as Keras finds them when it traces the first step.
         self._attributes = [
             (layer, name, value)
             for layer in layers_of(network)

@@ -45,10 +45,6 @@ class LossCheck(Check):
                 reason = f"it is {whole} for numbers drawn at random"
                 continue
             if np.allclose((again, parts), whole, rtol=1e-3, atol=1e-5):
-                if not np.allclose(session.worker.collectives.all_gather(np.array([whole])), whole, rtol=1e-3):
-                    raise UserError(
-                        f"--loss {session.config.loss} computes with other numbers on each rank; share them"
-                    )
                 return
             raise UserError(
                 f"expected a loss of each sample by itself, or the mean of these, from --loss {session.config.loss}, "

@@ -1,7 +1,6 @@
 """Batch norm over the samples of all ranks: `BatchNormalization(synchronized=True)` under Horovod.
 
-Keras knows the replicas of tf.distribute alone, so each rank would keep statistics of its own samples. Importing this
-module makes the option mean Horovod's ranks where Horovod has several.
+Keras knows the replicas of tf.distribute alone. Importing this module makes the option mean Horovod's ranks.
 """
 
 import functools

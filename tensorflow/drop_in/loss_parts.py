@@ -1,7 +1,6 @@
 """Check of the first batch of a `fit`: is its loss a mean over samples, so that half of it weighs each sample double?
 
-If not, the ranks' averages are not the gradients of the whole batch. So it is with sums, masks, weights that are
-divided by their sum, and samples that are compared with each other.
+If not, as with sums, masks, or samples that are compared, the ranks' averages are not the gradients of the whole batch.
 """
 
 import weakref

@@ -117,8 +117,7 @@ class CentralStorage(LocalDevices):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        # All devices share one variable, and TensorFlow has to know what becomes of the values that they give it: the
-        # running statistics of batch norm, Keras' own included, and the states from which dropout draws.
+        # All devices share one variable: TensorFlow has to know what becomes of the values that they give it.
         with self.strategy.scope(), tf.variable_creator_scope(_aggregated):
             yield
 
