@@ -145,7 +145,7 @@ def _outputs(
     def logits(*arguments: Any, **options: Any) -> Any:
         return logits_of(call(*arguments, **options), tuple(dataset.output_shape))
 
-    vars(network)["call"] = logits  # as it is: Keras tracks what is set
+    network.__dict__["call"] = logits  # as it is: Keras tracks what is set
     outputs = network(samples[:2], training=False)
     if getattr(outputs, "_keras_mask", None) is not None:
         raise UserError(
@@ -265,7 +265,7 @@ class _Snapshot:
                 variable.assign(self._values[path])
         for layer, name, value in self._attributes:
             if isinstance(vars(layer).get(name), _PLAIN):  # and no layer that was built in the first call
-                vars(layer)[name] = value
+                layer.__dict__[name] = value
         self.reseed()
 
     def has_drawn(self) -> bool:

@@ -76,7 +76,7 @@ class _OverAll:
         return tf.cast(normalised, inputs.dtype), mean, unbiased, tf.minimum(number, 1.0)
 
     def _moments(
-        self, x: tf.Tensor, counts: bool | tf.Tensor, axes: list[int], name: str, running: Sequence[keras.Variable]
+        self, x: tf.Tensor, counts: Any, axes: list[int], name: str, running: Sequence[keras.Variable]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return mean, variance and number of the values that count; `running` ones where none do, to keep the range"""
         counts = tf.broadcast_to(counts, tf.shape(x))
