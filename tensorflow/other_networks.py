@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.random_state import seeded
 from allstep.common.base.terminal import note
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import (
@@ -31,7 +32,6 @@ from allstep.common.catalog.networks import (
     unknown_name,
 )
 from allstep.common.data.datasets import Dataset
-from allstep.common.data.formats.map_style import seeded
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
-from allstep.common.data.formats.map_style import seeded
+from allstep.common.base.random_state import seeded
 from allstep.common.training.trial import TRIAL, PassState, is_bent, try_passes
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.snapshot import Snapshot, has_extra_state

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from allstep.common.base.random_state import state_of
 from allstep.pytorch.kept.extra_state import encode
 from allstep.pytorch.kept.network_state import is_lazy
 
@@ -182,13 +183,6 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
     return value
 
 
-def _state_of(generator: Any) -> str:
-    """Return the state of a generator of NumPy's or Python's in words."""
-    if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    return repr(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
-
-
 def is_same(kept: tuple[Any, Any], value: Any) -> bool:
     before, content = kept
     if content is None:
@@ -198,7 +192,7 @@ def is_same(kept: tuple[Any, Any], value: Any) -> bool:
     if isinstance(value, torch.Generator):
         return before is value and torch.equal(value.get_state(), content)
     if isinstance(value, _GENERATORS):
-        return before is value and _state_of(value) == _state_of(content)
+        return before is value and state_of(value) == state_of(content)
     if isinstance(value, np.ndarray):
         return isinstance(before, np.ndarray) and value.tobytes() == content.tobytes()
     if type(before) is not type(value):

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.random_state import seeded
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import LAYER_SLOTS
-from allstep.common.data.formats.map_style import seeded
 from allstep.common.data.passed_over import tell
 from allstep.pytorch.kept.network_state import array_shape, can_be_kept, can_train
 from allstep.pytorch.kept.snapshot import copied, is_same

@@ -3,7 +3,6 @@
 import ast
 import functools
 import math
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from allstep.commands.prove.observer.observer import Observer
 from allstep.commands.prove.observer.pytorch_values import some_bytes
 from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Kept
+from allstep.common.base.random_state import state_of
 
 _FIRST_STEPS = 6
 _MAX_DEPTH = 3
@@ -29,8 +29,8 @@ def note_variables(observer: Observer) -> None:
         for variables in (frame.f_locals, frame.f_globals):
             _collect(variables, seen, _MAX_DEPTH)
     for name, value in seen.values():
-        if (state := _state_of(value)) is not None:
-            kept.generators[name] = digest(np.frombuffer(state, np.uint8))
+        if (state := state_of(value)) is not None:
+            kept.generators[name] = digest(np.frombuffer(state.encode(), np.uint8))
         elif name in names and isinstance(value, torch.Tensor) and value.numel() > 1 and not value.requires_grad:
             kept.averages[f"{name} (line {names[name]})"] = digest(some_bytes(value))
     if kept.averages or kept.generators:
@@ -46,17 +46,6 @@ def _collect(variables: Mapping[str, Any], seen: dict[int, tuple[str, Any]], dep
         for one in value.modules() if isinstance(value, torch.nn.Module) else (value,):
             if depth and type(one).__module__ in ("__main__", "__mp_main__") and hasattr(one, "__dict__"):
                 _collect(vars(one), seen, depth - 1)
-
-
-def _state_of(value: Any) -> bytes | None:
-    """Return the state of a random generator; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state).encode()
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state()).encode()
-    return repr(value.getstate()).encode() if isinstance(value, random.Random) else None
 
 
 @functools.cache

@@ -5,17 +5,15 @@ A sample is an input and a target, or a mapping with fields for them: tensors, a
 
 import contextlib
 import dataclasses
-import hashlib
-import random
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote
+from allstep.common.base.random_state import draws, seeded
 from allstep.common.base.terminal import note, warn
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
@@ -285,39 +283,3 @@ def _hf_features(samples: Any) -> Mapping[str | None, Any]:
 def torch_wrapper(samples: Any) -> str | None:
     """Return the name of a class of PyTorch's own; None for a subclass, which may return other samples."""
     return type(samples).__name__ if type(samples).__module__.startswith("torch.utils.data") else None
-
-
-@contextlib.contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
-    """Within it, the generators of Python, NumPy and PyTorch draw what follows from `numbers`; before and after it,
-    they draw what they would draw without it."""
-    before = states()
-    seed = int.from_bytes(hashlib.sha256(f"sample {numbers}".encode()).digest()[:4], "little")
-    random.seed(seed)
-    np.random.seed(seed)
-    if torch := _torch():
-        torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        if torch:
-            torch.default_generator.set_state(before[2])
-
-
-def states() -> tuple[Any, Any, Any]:
-    """Return the states of the generators; their text tells whether they are the same."""
-    torch = _torch()
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state() if torch else None
-
-
-def draws() -> tuple[object, ...]:
-    """Return what differs once a number was drawn."""
-    python, numpy, torch = states()
-    return python, numpy[1].tobytes(), numpy[2:], None if torch is None else torch.numpy().tobytes()
-
-
-def _torch() -> Any:
-    """Return PyTorch, if this process has imported it."""
-    return sys.modules.get("torch")
