@@ -41,9 +41,8 @@ class Observer:
     def end(self) -> None:
         """The step is over, with or without an update."""
 
-    def averaged_weights(self) -> contextlib.AbstractContextManager:
-        """Within it the network has moving averages, and these are where its weights were."""
-        return contextlib.nullcontext()
+    def exchange_weights(self) -> None:
+        """Exchange the network's weights and their moving averages, if the observer has any."""
 
     def kept(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The names that `state` has after the first step, each with a tensor of the same shape and placement."""
@@ -128,16 +127,8 @@ class WeightAverage(Observer):
         averages, weights = local(self.state.values()), local(self._own.values())
         move_towards(averages, [weight.detach() for weight in weights], 1 - self._decay)
 
-    @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def exchange_weights(self) -> None:
         for name, parameter in self._own.items():
             [weight], [average] = local([parameter]), local([self.state[name]])
             kept = weight.clone()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import keras
@@ -60,9 +59,8 @@ class Observer:
     def end(self, result: StepResult) -> None:
         """The step is over, with or without an update."""
 
-    def averaged_weights(self) -> contextlib.AbstractContextManager:
-        """Within it the network has moving averages, and these are where its weights were."""
-        return contextlib.nullcontext()
+    def exchange_weights(self) -> None:
+        """Exchange the network's weights and their moving averages, if the observer has any."""
 
 
 class GradientSquares(Observer):
@@ -122,15 +120,7 @@ class WeightAverage(Observer):
         distribution = tf.distribute.get_strategy()
         tf.__internal__.distribute.interim.maybe_merge_call(everywhere, distribution, kept)
 
-    @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    def _exchange(self) -> None:
+    def exchange_weights(self) -> None:
         for variable, (_, average) in zip(self._variables, self.state, strict=True):
             kept, *_ = self._strategy.replicas(variable)
             kept = kept.copy()  # which may be the variable's own memory

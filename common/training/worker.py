@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat, SupportsInt
 
@@ -97,10 +97,13 @@ class Worker(ABC):
 
         Collective: all ranks call it.
         """
-        with ExitStack() as stack:
-            for observer in self._step.observers:
-                stack.enter_context(observer.averaged_weights())
+        for observer in self._step.observers:
+            observer.exchange_weights()
+        try:
             yield
+        finally:
+            for observer in self._step.observers:
+                observer.exchange_weights()
 
     def average_statistics(self) -> None:
         """Average over all ranks the running statistics that batch norms keep of each rank's samples.

@@ -75,7 +75,7 @@ def test_the_step_of_both_frameworks_reads_the_same():
     assert parts[0] == parts[1] == ["backward", "reduction", "precision", "changes", "observers"]
     common = [name for name in moments[0] if name in moments[1]]
     assert common == [name for name in moments[1] if name in moments[0]]
-    assert {"begin", "see_averages", "see_updates", "end", "averaged_weights"} <= set(common)
+    assert {"begin", "see_averages", "see_updates", "end", "exchange_weights"} <= set(common)
 
 
 # A step of TensorFlow is one traced function; one of PyTorch consists of passes whose gradients are reduced in buckets.
