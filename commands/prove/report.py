@@ -57,8 +57,8 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
     rank = runs.together.ranks[0]
     yield from _values(runs)
     yield from _epochs(rank)
-    if not rank.forwards(training=True):
-        yield "samples, for no model that the hooks know was called in training"
+    if not any(one.rows for one in rank.forwards(training=True)):
+        yield "samples and the scale of learning rates, for no call of a model in training shows samples"
     if not rank.forwards(training=False):
         yield "validation"
     elif any(one.by_library for one in rank.forwards(training=False)):

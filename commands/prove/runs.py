@@ -207,7 +207,7 @@ class Run:
         """Whether ranks share the work on the same samples: by tensor parallelism, or as stages of a pipeline.
 
         Only the last stage of a pipeline has a loss. Tensor parallelism written by hand gives ranks other weights, and
-        the same losses.
+        the same losses of the same samples.
         """
         first = list(itertools.islice(self.steps(), _FIRST_STEPS))
         if self.has(TENSOR_PARALLEL) or self.num_ranks == 1 or len(first) < _FIRST_STEPS:
@@ -216,6 +216,10 @@ class Run:
         calls = (one for rank in self.ranks for one in rank.all(Collective))
         if any(one.kind in POINT_TO_POINT for one in calls):
             return all(0 < len(own) < self.num_ranks for own in losses)
+        calls = [[one for one in rank.forwards(training=True) if one.step <= _FIRST_STEPS] for rank in self.ranks]
+        rows = [{row for one in own for row in one.rows} for own in calls]
+        if all(rows) and not set.intersection(*rows):
+            return False
         are_equal = all(len(own) == self.num_ranks and np.ptp(own) <= 1e-5 * np.abs(own).max() for own in losses)
         differ = [len({step.weights.get(name) for step in first[0]}) > 1 for name in first[0][0].weights]
         return are_equal and losses[0] != losses[1] and any(differ) and first[0][0].gradients != first[0][1].gradients

@@ -67,12 +67,13 @@ def test_a_rank_that_needs_one_that_was_seen_enough_has_no_fault():
     """A rank stopped after enough steps may break the other's collective; a rank that fails itself has a fault."""
     [first, second] = run().ranks
     seen = Rank((*first.records[:-1], Ended("steps", "")))
-    failed = Rank((*second.records[:-2], Ended("RuntimeError: the connection is closed", "")))
+    failed = Rank((*second.records[:-2], Ended("RuntimeError: the connection is closed", "train.py:9")))
     assert failure_of(Run(2, (seen, failed), {}), 1, "") == ""
     assert names(Run(2, (seen, failed), {})) == []
     early = Rank((*second.records[:4], Ended("RuntimeError: no data", "")))
     assert failure_of(Run(2, (seen, early), {}), 1, "") == "RuntimeError: no data"
-    assert "collective-left-out" in names(Run(2, (first, failed), {}))
+    found = findings(Runs(ALONE, Run(2, (first, failed), {})))
+    assert ("collective-left-out", "train.py:9") in [(one.name, one.line) for one in found]
 
 
 def test_ranks_that_share_a_gpu():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from allstep.commands.prove.observer.loops import may_stop
@@ -74,6 +76,16 @@ def test_inputs_that_stay_the_same_do_not_count():
     assert samples.rows((_batch(1), table)) == Samples(as_rows).rows(_batch(1))
     assert Samples(as_rows).rows(_ONES)
     assert samples.rows((3, None)) == ()
+
+
+def test_samples_of_a_shard_are_those_of_its_rank():
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        shard = distribute_tensor(_batch(0), init_device_mesh("cpu", (1,)), [Shard(0)])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert is_shard(shard)
+    assert Samples(as_rows).rows(shard) == Samples(as_rows).rows(_batch(0))
 
 
 def test_rows_with_few_values_count_as_one_sample():

@@ -42,6 +42,18 @@ def test_ranks_that_read_the_whole_data_set(change, expected):
     assert len(perhaps(runs, found)) == (expected == "perhaps")
 
 
+def test_loaders_that_draw_alike_for_models_whose_calls_show_no_samples():
+    """Each rank may take its share of a batch in between."""
+    right = _loaded(run(), order=0)
+    hidden = [
+        [replace(one, rows=()) if isinstance(one, Forward) else one for one in rank.records] for rank in right.ranks
+    ]
+    runs = Runs(_loaded(run(size=1, rate=0.1)), replace(right, ranks=tuple(Rank(tuple(own)) for own in hidden)))
+    assert findings(runs) == []
+    [text] = perhaps(runs, [])
+    assert "draw the same samples" in text
+
+
 def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loop: object) -> Run:
     """Return the run with ranks that read by loaders of torch; `order` is the distance of their indices."""
     ranks = []
@@ -210,3 +222,17 @@ def test_shares_of_fit_that_overlap_in_a_whole_epoch(is_cut, expected):
     longer = [replace(one, num_batches=6) if isinstance(one, Loop) else one for one in alone.ranks[0].records]
     runs = Runs(replace(alone, ranks=(Rank(tuple(longer)),)), replace(run(), ranks=tuple(ranks)))
     assert [finding.name for finding in findings(runs)] == expected
+
+
+@pytest.mark.parametrize("draws", [(1, 0), (0, 1)])
+def test_samplers_with_other_seeds_or_epochs(draws):
+    """One rank resumes at another epoch, or has another seed."""
+    ranks = []
+    for rank in _loaded(run(), order=4, may_end_early=False).ranks:
+        drawn = [rank.number * one for one in draws]
+        sampler = Sampler("DistributedSampler", True, 2, rank.number, *drawn)
+        records = [replace(one, sampler=sampler) if isinstance(one, Loop) else one for one in rank.records]
+        ranks.append(Rank(tuple(records)))
+    [finding] = findings(Runs(_loaded(run(size=1, rate=0.1)), replace(run(), ranks=tuple(ranks))))
+    assert finding.name == "samples-overlap"
+    assert finding.mend.endswith(f"the same seed and epoch; received (0, 0), {draws}")

@@ -334,16 +334,20 @@ def test_the_loss_of_a_single_step_tells_nothing():
     assert names(replace(run(), ranks=tuple(ranks))) == []
 
 
+_APART = ["weights-differ", "gradients-not-averaged"]
+
+
 @pytest.mark.parametrize(
-    ("losses", "kind", "expected"),
+    ("losses", "kind", "rows", "expected"),
     [
-        ({0: None}, "send", []),  # stages of a pipeline, of which the last one has the loss
-        ({}, "all_reduce", []),  # parts of layers on each rank (tensor parallelism)
-        ({1: 1.5}, "isend", ["weights-differ", "gradients-not-averaged"]),  # a ring that averages, without a broadcast
-        ({1: 1.5}, "all_reduce", ["weights-differ", "gradients-not-averaged"]),
+        ({0: None}, "send", "same", []),  # stages of a pipeline, of which the last one has the loss
+        ({}, "all_reduce", "same", []),  # parts of layers on each rank (tensor parallelism)
+        ({}, "all_gather", None, _APART),  # a loss that compares samples of all ranks
+        ({1: 1.5}, "isend", None, _APART),  # a ring that averages, without a broadcast
+        ({1: 1.5}, "all_reduce", None, _APART),
     ],
 )
-def test_models_of_which_each_rank_has_a_part(losses, kind, expected):
+def test_models_of_which_each_rank_has_a_part(losses, kind, rows, expected):
     """Oracle: each rank has weights and gradients of its own; the loss is the same, or one rank's."""
 
     def change(rank, step):
@@ -352,7 +356,24 @@ def test_models_of_which_each_rank_has_a_part(losses, kind, expected):
         return {"gradients": (own,), "weights": {"w": f"{rank}"}, "loss": losses.get(rank, 1 / step.number)}
 
     together = map_steps(with_more(Collective(kind, "", (4,), "train.py:8")), change)
-    assert names(together) == expected
+    ranks = [
+        [replace(one, rows=tuple(rows)) if rows and isinstance(one, Forward) else one for one in rank.records]
+        for rank in together.ranks
+    ]
+    assert names(replace(together, ranks=tuple(Rank(tuple(records)) for records in ranks))) == expected
+
+
+def test_a_weight_whose_gradients_are_the_same_is_no_sign_of_an_average():
+    """All ranks compute the same gradient of a temperature from a loss over the samples of all ranks."""
+
+    def change(rank, step, local):
+        [gradient] = step.gradients
+        other = Gradient("temperature", local[rank], (1.0,))
+        return {"gradients": (replace(gradient, applied=gradient.local), other)}
+
+    for local, expected in ((((1.0,), (1.0,)), "not"), (((0.0,), (2.0,)), "partly"), ((None, None), "partly")):
+        apart = map_steps(run(), lambda rank, step, local=local: change(rank, step, local))
+        assert names(apart) == [f"gradients-{expected}-averaged"]
 
 
 def test_averages_that_each_rank_clips_by_another_norm():

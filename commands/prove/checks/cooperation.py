@@ -153,6 +153,7 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
             f"{ranks(left)} left while others still called collectives",
             "; ".join(f"rank {number} ended with {error}" for number, error in errors.items()),
             "have every rank take the same steps: equal numbers of batches, or hvd.join()",
+            next((rank.ended.line for rank in run.ranks if rank.error and rank.ended), ""),
         )
 
 

@@ -136,7 +136,10 @@ def _equal(projections: Sequence[Projections | None]) -> bool:
 
 def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Finding:
     rank, step = run.ranks[0], steps[0]
-    others = len(step.gradients) - len(names)
+    # Of a loss over all ranks, some local gradients are equal before any average.
+    local = [{one.name: one.local for one in own.gradients} for own in steps]
+    same = [name for name in local[0] if name not in names]
+    others = sum(None in (own := [one.get(name) for one in local]) or not _equal(own) for name in same)
     evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
     rows = [{row for one in own.forwards(training=True) for row in one.rows} for own in run.ranks]
     if run.has(TENSOR_PARALLEL) and not set.intersection(*rows):

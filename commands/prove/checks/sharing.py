@@ -56,7 +56,12 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if finding := _by_contents(runs, first):
         return finding
     if indices[0] == indices[1]:
-        return _changed(runs, first)
+        if any(map(Rank.rows, ranks_of_run, first)):
+            return _changed(runs, first)
+        return (
+            f"the loaders of {ranks((0, 1))} draw the same samples, and no call of a model shows what becomes of them "
+            f"({first[0].line}); right where each rank takes its share of a batch, else: {mend(ranks_of_run[0])}"
+        )
     is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first)
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
     are_shares = all(one.num_replicas for one in samplers)
@@ -76,9 +81,9 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     else:
         return None
     if is_same_data and is_certain:
-        seeds = [one.seed for one in samplers if one.num_replicas]
-        change = f"give the DistributedSampler of every rank the same seed; received {listed(seeds)}"
-        return _overlap(evidence, first[0].line, change if len(set(seeds)) > 1 else mend(ranks_of_run[0]))
+        drawn = [(one.seed, one.epoch) for one in samplers if one.num_replicas]
+        change = f"give the DistributedSampler of every rank the same seed and epoch; received {listed(drawn)}"
+        return _overlap(evidence, first[0].line, change if len({*drawn}) > 1 else mend(ranks_of_run[0]))
     reason = "that is meant" if is_same_data else "ranks have data of their own"
     return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
 

@@ -30,9 +30,9 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def as_rows(value: Any) -> np.ndarray | None:
-    """Return the samples of a tensor or array as rows; None for anything else, and for a single number."""
+    """Return the samples of a tensor, or of a rank's share of it, as rows; None for anything else, and for a number."""
     if isinstance(value, torch.Tensor):
-        return bytes_of(value) if value.dim() else None
+        return bytes_of(getattr(value, "_local_tensor", value)) if value.dim() else None
     return value if isinstance(value, np.ndarray) and value.ndim else None
 
 
