@@ -387,6 +387,16 @@ def test_averages_that_each_rank_clips_by_another_norm():
     assert "0.5 times" in finding.evidence
 
 
+def test_single_numbers_are_always_proportional():
+    """Oracle: the gradients of a temperature on two ranks, each other's multiple by chance."""
+
+    def change(rank, _):
+        return {"gradients": (Gradient("temperature", *[projections(np.array([1.0 + rank]))] * 2),)}
+
+    [finding] = findings(Runs(ALONE, map_steps(run(), change)))
+    assert finding.mend.startswith("optimizer = hvd.DistributedOptimizer")
+
+
 @pytest.mark.parametrize("name", ["parameter 0", "w"])
 def test_shards_that_a_script_gives_to_optimizers(name):
     """Flat copies that no backward pass reaches, or other weights on each rank. Oracle: ranks may differ there."""

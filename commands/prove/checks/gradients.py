@@ -168,10 +168,14 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
 
 
 def _factor_between(steps: Sequence[Step], names: Sequence[str]) -> float | None:
-    """Return the ratio of the gradients of rank 1 to those of rank 0, if these are proportional."""
+    """Return the ratio of the gradients of rank 1 to those of rank 0, if these are proportional.
+
+    All single numbers are, whose projections differ by signs only.
+    """
     first, second = ({one.name: one.applied for one in step.gradients if one.name in names} for step in steps[:2])
     pairs = [(np.array(second.get(name)), np.array(one)) for name, one in first.items() if one and second.get(name)]
-    return _factor(pairs) if len(pairs) == len(names) else None
+    is_number = len(pairs) == 1 and np.ptp(np.abs(pairs[0][1])) <= _SAME * np.abs(pairs[0][1]).max()
+    return _factor(pairs) if len(pairs) == len(names) and not is_number else None
 
 
 def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:

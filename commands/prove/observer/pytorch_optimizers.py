@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace as replace_field
 from typing import Any
@@ -171,7 +172,11 @@ class Optimizers:
         waits = getattr(optimizer, "_should_synchronize", False)
         if not waits and not {*map(id, self._on_their_way())}.isdisjoint(map(id, parameters)):
             self._observer.write(EarlyChange(APPLIED, number, self._observer.line()))
-        order = [*self._num_steps, id(optimizer)]
+        order, counts = [*self._num_steps, id(optimizer)], Counter[str]()
+        for one in parameters:  # of several models
+            counts[name := self._name(one)] += 1
+            if counts[name] > 1:
+                self._names[id(one)] = f"{name} ({counts[name]})"
         if sharded:
             self._observer.note_unseen("sharded weights, gradients and states", "each rank has a shard")
         before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, whose ranks have already stepped

@@ -1,0 +1,158 @@
+"""Hooks of PyTorch and HDF5 in this process, without ranks. Oracle: the same script without what the hook is for."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+
+from allstep.commands.prove.observer import files, pytorch_data, pytorch_models, pytorch_optimizers
+from allstep.commands.prove.observer.observer import Observer, Settings
+from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
+from allstep.commands.prove.records import Forward, Record, Step, Write
+
+DATA = list(range(12))
+
+
+@pytest.fixture
+def observer(tmp_path, monkeypatch):
+    """Yield an observer of this file, whose hooks are removed after the test."""
+    monkeypatch.setattr(atexit, "register", lambda *_args: None)
+    monkeypatch.setattr(sys, "addaudithook", lambda _hook: None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    handles = []
+
+    def replace(owner, name, make):
+        monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+    for module in (files, pytorch_data, pytorch_models, pytorch_optimizers):
+        monkeypatch.setattr(module, "replace", replace)
+    monkeypatch.setattr(pytorch_optimizers, "replace_everywhere", lambda _package, *rest: replace(*rest))
+    for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
+        register = getattr(pytorch_optimizers, name)
+        monkeypatch.setattr(pytorch_optimizers, name, lambda hook, register=register: handles.append(register(hook)))
+    yield Observer(Settings(str(tmp_path), __file__, 4))
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture
+def records(observer, monkeypatch) -> list[Record]:
+    """Return what the hooks of models and optimizers record in the test."""
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", lambda record, _replica=0: found.append(record))
+    wrappers = Wrappers()
+    models = pytorch_models.install(observer, wrappers)
+    pytorch_optimizers.install(observer, models, wrappers)
+    return found
+
+
+def _steps(records: list[Record], scale: float | None) -> list[Step]:
+    """Train for two steps, with a GradScaler that begins at a scale."""
+    records.clear()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None, growth_interval=1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return [one for one in records if isinstance(one, Step)]
+
+
+def test_losses_and_gradients_are_those_without_a_scaler(records):
+    """The scale is a power of 2, which grows after the first step."""
+    plain, scaled = _steps(records, None), _steps(records, 1024.0)
+    assert len(plain) == len(scaled) == 2
+    for one, other in zip(plain, scaled, strict=True):
+        assert (one.loss, one.gradients) == (other.loss, other.gradients)
+        assert one.gradients[0].local == one.gradients[0].applied
+
+
+def test_weights_of_two_models_in_one_optimizer_have_names_of_their_own(records):
+    models = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([one for model in models for one in model.parameters()], lr=0.1)
+    for _ in range(2):
+        sum(model(torch.ones(3, 4)).sum() for model in models).backward()
+        optimizer.step()
+    expected = ["weight", "bias", "weight (2)", "bias (2)"]
+    for step in (one for one in records if isinstance(one, Step)):
+        assert [*step.weights] == [one.name for one in step.gradients] == expected
+
+
+class _Manual(nn.Module):
+    """Model that steps by itself and returns nothing, as Lightning calls one with manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def forward(self, batch: torch.Tensor, steps: bool) -> None:
+        self.layer(batch).sum().backward()
+        if steps:
+            self.optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_call_that_steps_by_itself_trains(steps, records):
+    _Manual()(torch.ones(3, 4), steps)
+    assert [(one.is_training, one.step) for one in records if isinstance(one, Forward)] == [(steps, 1)]
+
+
+def test_a_file_that_hdf5_opens_in_c(observer, tmp_path, monkeypatch):
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", found.append)
+    files.install(observer)
+    path = tmp_path / "files" / "weights.h5"
+    path.parent.mkdir()
+    for mode in ("w", "a", "r"):
+        h5py.File(path, mode).close()
+    [write] = found
+    assert isinstance(write, Write)
+    assert (write.path, write.line.partition(":")[0]) == (str(path), Path(__file__).name)
+
+
+class _Share(Sampler):
+    """Sampler of a script."""
+
+    def __iter__(self):
+        return iter(DATA[::2])
+
+    def __len__(self) -> int:
+        return len(DATA[::2])
+
+
+class _Epochs(_Share):
+    """Sampler of a script whose order depends on its epoch."""
+
+    shuffle = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order."""
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"),
+    [
+        (DataLoader(DATA, 2), ("SequentialSampler", False, True)),
+        (DataLoader(DATA, 2, shuffle=True), ("RandomSampler", True, True)),
+        (DataLoader(DATA, 2, sampler=_Share()), ("_Share", False, False)),
+        (DataLoader(DATA, 2, sampler=_Epochs()), ("_Epochs", True, False)),
+        (DataLoader(DATA, batch_sampler=BatchSampler(_Epochs(), 2, False)), ("_Epochs", True, False)),
+        (DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 1)), ("DistributedSampler", True, False)),
+    ],
+)
+def test_the_sampler_that_decides_on_the_order(loader, expected):
+    sampler = pytorch_data._sampler(loader)
+    assert (sampler.kind, sampler.shuffles, sampler.reads_all) == expected
