@@ -167,8 +167,8 @@ class Forward(Record):
     """Whether the model was in evaluation mode."""
     by_library: bool = False
     """Whether an installed library calls the model, such as a trainer."""
-    gathers: bool = False
-    """Whether the call gathers values of other ranks, such as their features."""
+    collectives: tuple[str, ...] = ()
+    """Kinds of collectives in the call, such as one that gathers features of other ranks."""
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,11 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "random numbers of loaders' workers, such as those of augmentation"
     elif not rank.all(Yielded):
         yield "random numbers outside of models, such as those of augmentation"
-    if runs.script and re.search(r"\b(default_rng|Generator|RandomState|Random)\(", runs.script.read_text()):
+    text = runs.script.read_text() if runs.script else ""
+    if re.search(r"\b(default_rng|Generator|RandomState|Random)\(", text):
         yield "random numbers of generators that the script makes itself"
+    if re.search(r"\belastic\b", text):
+        yield "what an elastic state restores when ranks are lost or added, such as a sampler's position"
     if rank.library != "tf.distribute":
         yield "tensors that the script keeps in variables from step to step, beside moving averages in PyTorch"
         yield "figures that the script logs in training, which may be those of one rank's samples"

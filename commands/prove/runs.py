@@ -209,6 +209,8 @@ class Run:
         Only the last stage of a pipeline has a loss. Tensor parallelism written by hand gives ranks other weights, and
         the same losses of the same samples.
         """
+        if self.splits_layers:
+            return True
         first = list(itertools.islice(self.steps(), _FIRST_STEPS))
         if self.has(TENSOR_PARALLEL) or self.num_ranks == 1 or len(first) < _FIRST_STEPS:
             return self.has(TENSOR_PARALLEL)
@@ -223,6 +225,21 @@ class Run:
         are_equal = all(len(own) == self.num_ranks and np.ptp(own) <= 1e-5 * np.abs(own).max() for own in losses)
         differ = [len({step.weights.get(name) for step in first[0]}) > 1 for name in first[0][0].weights]
         return are_equal and losses[0] != losses[1] and any(differ) and first[0][0].gradients != first[0][1].gradients
+
+    @cached_property
+    def splits_layers(self) -> bool:
+        """Whether each rank has parts of some layers, in a script's own tensor parallelism, which has no wrapper.
+
+        Calls of the model add up parts of activations, some weights are the same on all ranks, and some are not.
+        """
+        first = next(self.steps(), ())
+        calls = [one for rank in self.ranks for one in rank.forwards(training=True) if one.step == 1]
+        adds_up = all(any("reduce" in kind for kind in one.collectives) for one in calls)
+        if self.num_ranks == 1 or not first or not calls or not adds_up or any(step.wrapper for step in first):
+            return False
+        applied = {tuple(one.applied for one in step.gradients) for step in first}
+        differ = {len({step.weights.get(name) for step in first}) > 1 for name in first[0].weights}
+        return differ == {True, False} and len(applied) > 1
 
     @property
     def writes(self) -> list[Write]:

@@ -320,7 +320,7 @@ def test_losses_that_compare_samples_of_all_ranks(gathers):
     records = []
     for record in (one for rank in run().ranks for one in rank.records):
         if isinstance(record, Forward):
-            records.append(replace(record, gathers=gathers == "in the model"))
+            records.append(replace(record, collectives=("all_gather",) * (gathers == "in the model")))
             records += [Collective("all_gather", "", (), "train.py:8")] * (gathers == "after it")
             record = Waiting(BACKWARD, "train.py:8")
         records.append(replace(record, loss=2.0) if isinstance(record, Step) else record)
@@ -374,6 +374,34 @@ def test_a_weight_whose_gradients_are_the_same_is_no_sign_of_an_average():
     for local, expected in ((((1.0,), (1.0,)), "not"), (((0.0,), (2.0,)), "partly"), ((None, None), "partly")):
         apart = map_steps(run(), lambda rank, step, local=local: change(rank, step, local))
         assert names(apart) == [f"gradients-{expected}-averaged"]
+
+
+@pytest.mark.parametrize(
+    ("begins", "collectives", "expected"),
+    [
+        ("", ["all_reduce"], []),
+        ("r", ["all_reduce"], ["samples-differ"]),
+        ("r", [], ["weights-differ", "gradients-partly-averaged"]),
+    ],
+)
+def test_layers_of_which_each_rank_has_a_part(begins, collectives, expected):
+    """Tensor parallelism by hand; other samples give other losses. Oracle: where calls add up activations."""
+
+    def change(rank, step):
+        [own] = step.gradients
+        other = Gradient("common", own.local, own.applied)
+        weights = {"w": f"{rank}", "common": "00"}
+        return {"gradients": (replace(own, applied=own.local), other), "weights": weights, "loss": 1.0 + rank}
+
+    ranks = []
+    for rank in map_steps(run(), change).ranks:
+        rows = tuple(f"{begins.replace('r', str(rank.number))}{row}" for row in range(4))
+        alike = [
+            replace(one, rows=rows, collectives=tuple(collectives)) if isinstance(one, Forward) else one
+            for one in rank.records
+        ]
+        ranks.append(Rank(tuple(alike)))
+    assert names(replace(run(), ranks=tuple(ranks))) == expected
 
 
 def test_averages_that_each_rank_clips_by_another_norm():

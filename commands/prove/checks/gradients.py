@@ -54,7 +54,8 @@ def check(runs: Runs) -> Iterator[Finding]:
         return
     if run.has(ADASUM) or run.has(AVERAGES_WEIGHTS):
         return
-    if finding := _changed_early(run):
+    first = next(run.steps(), None)
+    if finding := _changed_early(run) or (first and run.splits_layers and _different_samples(run, first[0])):
         yield finding
         return
     for optimizer in range(1, run.num_optimizers + 1):
@@ -141,16 +142,8 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
     same = [name for name in local[0] if name not in names]
     others = sum(None in (own := [one.get(name) for one in local]) or not _equal(own) for name in same)
     evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
-    rows = [{row for one in own.forwards(training=True) for row in one.rows} for own in run.ranks]
-    if run.has(TENSOR_PARALLEL) and not set.intersection(*rows):
-        return Finding(
-            "samples-differ",
-            "ranks that share the work on a model (tensor parallelism) have different samples",
-            f"{evidence}, and no samples in common",
-            "give all ranks of a mesh the same samples: DistributedSampler(data, num_replicas=N, rank=R), with the "
-            "numbers of the data-parallel dimension",
-            step.line,
-        )
+    if run.has(TENSOR_PARALLEL) and (finding := _different_samples(run, step)):
+        return finding
     if factor := _factor_between(steps, names):
         return Finding(
             "gradients-not-averaged",
@@ -165,6 +158,22 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
     else:
         which, what = "gradients-not-averaged", "each rank applies its own gradients"
     return Finding(which, f"{what}: nothing averages them", evidence, _averaging(rank, step), step.line)
+
+
+def _different_samples(run: Run, step: Step) -> Finding | None:
+    """Find ranks that share the work on a model, and have different samples."""
+    rows = [{row for one in rank.forwards(training=True) if one.step == 1 for row in one.rows} for rank in run.ranks]
+    num_common = len(set.intersection(*rows))
+    if 2 * num_common >= len(rows[0]):
+        return None
+    return Finding(
+        "samples-differ",
+        "ranks that share the work on a model (tensor parallelism) have different samples",
+        f"in step 1, {num_common} of {len(rows[0])} samples are on all ranks",
+        "give all ranks of a mesh the same samples: DistributedSampler(data, num_replicas=N, rank=R), with the numbers "
+        "of the data-parallel dimension",
+        step.line,
+    )
 
 
 def _factor_between(steps: Sequence[Step], names: Sequence[str]) -> float | None:
@@ -309,7 +318,7 @@ def _compares_ranks(runs: Runs) -> bool:
     for record in runs.together.ranks[0].records:
         if isinstance(record, Forward) and record.rows:
             gathers = []
-            if record.is_training and record.gathers:
+            if record.is_training and any("gather" in kind for kind in record.collectives):
                 return True
         elif isinstance(record, Collective) and "gather" in record.kind:
             gathers.append(record)

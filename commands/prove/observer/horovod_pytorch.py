@@ -40,7 +40,7 @@ def install(observer: Observer) -> None:
                     optimizers.note_sent(one)
             name = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), "")
             shape = tuple(getattr(tensor, "shape", ()))
-            observer.num_gathers += "gather" in kind
+            observer.collectives[kind] += 1
             operation = operations.get(args[1], "") if "allreduce" in kind else ""
             short = kind.strip("_").removesuffix("_async")
             observer.write(Collective(short, name, shape, observer.line(), operation, observer.callers()))

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class Observer:
         self.keeps_files = settings.keeps_files
         self.progress = Progress(settings.num_steps)
         self._num_loops = 0
-        self.num_gathers = 0
+        self.collectives: Counter[str] = Counter()
         self.is_in_fit = self.cuts_epoch = False
         self._name = os.path.basename(settings.script)
         self._script = (settings.script, os.path.abspath(settings.script))

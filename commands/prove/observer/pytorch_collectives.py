@@ -48,7 +48,7 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
 
     def observe_collective(kind: str) -> Observation:
         def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
-            observer.num_gathers += "gather" in kind
+            observer.collectives[kind] += 1
             if observer.is_inside:
                 yield
                 return

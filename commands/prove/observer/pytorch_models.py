@@ -67,7 +67,7 @@ class Models:
         if not any(module is known for known in self._called):
             self._called.append(module)
         line, caller, before = observer.line(), self._caller, _random_state()
-        num_gathers, step = observer.num_gathers, observer.progress.num_steps + 1
+        earlier, step = observer.collectives.copy(), observer.progress.num_steps + 1
         rows = self._rows((args, kwargs), (line, id(module)))
         if not rows:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
@@ -88,7 +88,7 @@ class Models:
                 callers=observer.callers(),
                 in_eval=not module.training,
                 by_library="site-packages" in caller,
-                gathers=observer.num_gathers > num_gathers,
+                collectives=tuple(observer.collectives - earlier),
             )
         )
 
