@@ -54,8 +54,7 @@ def check(runs: Runs) -> Iterator[Finding]:
         return
     if run.has(ADASUM) or run.has(AVERAGES_WEIGHTS):
         return
-    first = next(run.steps(), None)
-    if finding := _changed_early(run) or (first and run.splits_layers and _different_samples(run, first[0])):
+    if finding := _changed_early(run) or (_different_samples(run, next(run.steps())[0]) if run.splits_layers else None):
         yield finding
         return
     for optimizer in range(1, run.num_optimizers + 1):
