@@ -176,4 +176,12 @@ STYLES = (
         "judge_optimizer = keras.optimizers.Adam(1e-3)",
     ),
     Fault("gradients-summed", "mirrored_train_step", "tf.reduce_sum(losses) / batch_size", "tf.reduce_mean(losses)"),
+    Fault(
+        "gradients-partly-averaged",
+        "ddp_supcon",
+        "head = DistributedDataParallel(nn.Linear(64, 16))",
+        "torch.manual_seed(0)\nhead = nn.Linear(64, 16)",
+    ),
+    Fault("samples-differ", "ddp_split_layers", "Generator().manual_seed(0)", "Generator().manual_seed(rank)"),
+    Fault("same-samples", "ddp_dtensor", "DistributedSampler(data)", "DistributedSampler(data, 1, 0)"),
 )

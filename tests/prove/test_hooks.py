@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampl
 from allstep.commands.prove.observer import files, pytorch_data, pytorch_models, pytorch_optimizers
 from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.records import Forward, Record, Step, Write
+from allstep.commands.prove.records import Forward, Record, Sent, Step, Write
 
 DATA = list(range(12))
 
@@ -88,6 +88,34 @@ def test_weights_of_two_models_in_one_optimizer_have_names_of_their_own(records)
     expected = ["weight", "bias", "weight (2)", "bias (2)"]
     for step in (one for one in records if isinstance(one, Step)):
         assert [*step.weights] == [one.name for one in step.gradients] == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "bound", "num_sent"),
+    [
+        ([0, 1, 2, 3], torch.inf, 4),  # that of the optimizer
+        ([0, 2, 1, 3], torch.inf, 4),  # that of the model, as where biases are a group of their own
+        ([3, 1, 2, 0], torch.inf, 0),  # unknown, and so not looked at
+        ([0, 2, 1, 3], 1e-3, 0),
+    ],
+)
+def test_gradients_that_a_script_sends_in_one_vector(order, bound, num_sent, observer, monkeypatch):
+    """A vector in another order than expected is no change of gradients. Oracle: their parts."""
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", lambda record, _replica=0: found.append(record))
+    models = pytorch_models.install(observer, Wrappers())
+    optimizers = pytorch_optimizers.install(observer, models, Wrappers())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    groups = [[one for one in model.parameters() if one.dim() == size] for size in (2, 1)]
+    torch.optim.SGD([{"params": group} for group in groups], lr=0.1)
+    model(torch.randn(3, 4)).square().sum().backward()
+    trained = [one for group in groups for one in group]
+    gradients = [trained[index].grad for index in order]
+    vector = torch.cat([one.reshape(-1) for one in gradients if one is not None])
+    optimizers.note_sent(vector.clamp(-bound, bound))
+    sent = [one for one in found if isinstance(one, Sent)]
+    assert len(sent) == num_sent
+    assert all(one.local == one.sent for one in sent)
 
 
 class _Manual(nn.Module):

@@ -15,6 +15,7 @@ from allstep.commands.prove.records import Batch, Forward, Held, Loop, LoopEnd, 
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _WHOLE = Sampler("RandomSampler", True, reads_all=True)
+_SHARES = Sampler("DistributedSampler", True, 2, 0, 0, 0)
 _OWN = Sampler("Weighted", True)
 _SAME = Held(("00", "01", "02"))
 
@@ -29,7 +30,9 @@ _SAME = Held(("00", "01", "02"))
         ({"may_end_early": True}, "perhaps"),  # epochs divided by the ranks, as in Horovod's own examples
         ({"num_samples": 5_000, "num_batches": 1_250}, None),  # a single rank has twice as many
         ({"sampler": Sampler("Weighted", True)}, None),  # a sampler of the user
-        ({"sampler": Sampler("DistributedSampler", True, 2, 0, 0, 0)}, None),
+        ({"sampler": _SHARES}, None),
+        # Classes are numbered in another order on each rank.
+        ({"sampler": _SHARES, "data": (_SAME, Held(("03", "04", "05")))}, "perhaps"),
     ],
 )
 def test_ranks_that_read_the_whole_data_set(change, expected):

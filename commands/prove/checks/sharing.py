@@ -78,6 +78,12 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
             f"the loader of every rank draws all {first[0].num_samples} samples in an epoch, in an order of its own: "
             f"{len(first)} times {first[0].num_samples}"
         )
+    elif are_shares and _holds_the_same(runs.together) is False:
+        return (
+            "the data sets that DistributedSamplers divide have other samples, or other labels, at equal places on "
+            f"{ranks((0, 1))} ({first[0].line}); right where a generator of the script changes them, else: bring files "
+            "and names of classes into one order: sorted(names)"
+        )
     else:
         return None
     if is_same_data and is_certain:
@@ -133,8 +139,11 @@ def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first):
         evidence = f"an epoch has {first[0].num_batches} batches on each of {len(first)} ranks, as on one, and {common}"
         return _overlap(evidence, first[0].line, mend(run.ranks[0]))
-    draws_once = first[0].sampler or len({*rows[0][0]}) > (1 - _SOME) * len(rows[0][0])
-    if num_common > _SOME * len(rows[0][0]) and draws_once and _is_seen_to_its_end(run, first):
+    draws_once = len({*rows[0][0]}) > (1 - _SOME) * len(rows[0][0])
+    # A stream that is as long as on one rank may be drawn with replacement.
+    whole = [row for loop in runs.first_loop_alone for row in runs.alone.ranks[0].rows(loop)] if runs.alone else []
+    is_share = first[0].sampler is None or len(rows[0][0]) < (1 - _SOME) * len(whole)
+    if num_common > _SOME * len(rows[0][0]) and draws_once and is_share and _is_seen_to_its_end(run, first):
         evidence = f"of the samples of an epoch, {num_common} were on two ranks"
         return _overlap(evidence, first[0].line, mend(run.ranks[0]))
     return f"{common}; right where that is meant, else: {mend(run.ranks[0])}" if num_common else None

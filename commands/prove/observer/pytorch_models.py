@@ -40,6 +40,11 @@ class Models:
                     return name.removeprefix("_orig_mod.").removeprefix("module.")
         return None
 
+    def place_of(self, parameter: torch.Tensor) -> int:
+        """Return the place of a parameter among all of the models that have been called."""
+        own = (one for model in self._called for one in model.parameters())
+        return next((place for place, one in enumerate(own) if one is parameter), sys.maxsize)
+
     def wrap_call(self, call: Any) -> Any:
         """Wrap `Module.__call__` to observe it."""
         observed = self._observer.around("calls of models", self._observe)(call)

@@ -94,12 +94,24 @@ class Optimizers:
         if (parameter := self._by_gradient.get(tensor.data_ptr())) is not None and parameter.shape == tensor.shape:
             pairs = [(parameter, tensor)]
         elif tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in trained):
-            pairs = zip(trained, tensor.split([one.numel() for one in trained]), strict=True)
+            pairs = self._parts(tensor, trained)
         else:
             return
         for one, gradient in pairs:
             sent = Sent(self._name(one), self._local[id(one)], self._projected(gradient), self._observer.line())
             self._observer.write(sent)
+
+    def _parts(self, vector: torch.Tensor, trained: list[torch.Tensor]) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the gradients in a vector, in the order of optimizers or of models; none in another order."""
+        orders = [trained, sorted(trained, key=self._models.place_of)]
+        gradients = {id(one): one.grad.reshape(-1) for one in trained if one.grad is not None}
+        for order in orders:
+            pairs = list(zip(order, vector.split([one.numel() for one in order]), strict=True))
+            if all(torch.equal(gradients[id(one)], part.to(one.dtype)) for one, part in pairs):
+                return pairs
+        total = math.fsum(float(one.abs().sum()) for one in gradients.values())
+        is_changed = not math.isclose(total, float(vector.abs().sum()), rel_tol=1e-3)
+        return pairs if is_changed and list(map(id, orders[0])) == list(map(id, orders[1])) else []
 
     def around_hook(self, parameter: torch.Tensor, hook: Any) -> Any:
         """Return a hook of the script that also records how it changes a gradient before wrappers average it.
