@@ -95,7 +95,7 @@ class Relay:
             self._selector.unregister(channel)
             channel.close()
             del self._channels[rank]
-            self._is_over = rank == self._rank
+            self._is_over |= rank == self._rank
             self._pass_up(rank, {"gone": True})
             return
         for message in messages:

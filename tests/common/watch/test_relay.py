@@ -6,9 +6,14 @@ Oracles: the reports, and which ranks have a relay's thread.
 from __future__ import annotations
 
 import re
+import socket
+import threading
 
 import pytest
 from ranks import launch
+
+from allstep.common.watch import Relay
+from allstep.common.watch.channel import Channel
 
 SCRIPT = """
 import dataclasses, os, signal, socket, threading
@@ -56,3 +61,16 @@ def test_a_rank_behind_a_relay_is_heard(number, status, said, tmp_path):
     assert sorted(re.findall(r"rank . has . relays", result.stdout)) == [
         f"rank {rank} has {int(rank == 2)} relays" for rank in range(4)
     ]
+
+
+def test_a_relay_ends_with_its_rank_though_another_closes_at_the_same_time():
+    """Both ends are closed before the relay looks, so that it sees both at once. Oracle: its thread ends."""
+    own, other, upstream = (socket.socketpair() for _ in range(3))
+    relay = Relay(2, Channel(own[0]), Channel(upstream[0]), socket.create_server(("127.0.0.1", 0)), "token")
+    relay._admit(3, Channel(other[0]))
+    for one in (own, other):
+        one[1].close()
+    thread = threading.Thread(target=relay.run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
