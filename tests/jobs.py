@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,14 +46,6 @@ def assert_same_curve(events: list[dict], expected: list[dict], *, first_step: i
 def assert_same_weights(output_dir: Path, expected_dir: Path, step: int) -> None:
     """Compare weights and optimizer slots of the checkpoint after a step."""
     assert weights_apart(arrays(expected_dir, step), arrays(output_dir, step)) <= 1e-5
-
-
-def slurm_tasks(number: int) -> list[dict[str, str]]:
-    """Return the variables that srun sets for each task of a step on one host."""
-    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(number),
-            "SLURM_TASKS_PER_NODE": str(number), "SLURM_NODEID": "0", "SLURM_NNODES": "1",
-            "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
-    return [{**step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(number)]
 
 
 _BROKEN = """

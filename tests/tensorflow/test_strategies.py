@@ -20,7 +20,6 @@ from jobs import (
     assert_same_weights,
     broken,
     losses,
-    slurm_tasks,
 )
 from ranks import REPOSITORY, environment, free_port, full, last, run
 from ranks import events as read_events
@@ -131,15 +130,6 @@ def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
             process.kill()
 
 
-@pytest.mark.full  # tests/cluster/test_slurm.py runs Slurm
-def test_slurm_s_tasks_meet():
-    """Start two processes with the variables that srun sets, without Slurm."""
-    tasks = processes("--strategy", "multi-worker-mirrored", "--epochs", "1", environments=slurm_tasks(2))
-    [(status, stdout, _), (other_status, other_stdout, _)] = outcomes(tasks)
-    assert (status, other_status, other_stdout) == (0, 0, "")
-    assert stdout.startswith("Epoch =  1:")
-
-
 def tf_configs(**sizes: int) -> list[dict[str, str]]:
     """Return TF_CONFIG for each process of a cluster, given the number of processes per role."""
     cluster = {role: [f"127.0.0.1:{free_port()}" for _ in range(size)] for role, size in sizes.items()}
@@ -165,9 +155,9 @@ def test_a_dead_worker_under_a_launcher(tmp_path):
     script.write_text(f"""
 import os, signal, threading
 from allstep.common.process.exit import run_rank
-from allstep.common.launch.placement import placement
+from allstep.common.launch.placement import find_placement
 from allstep.tensorflow import train
-if placement().rank == 2:
+if find_placement().rank == 2:
     def die():
         while not os.path.exists({str(tmp_path / "out" / "metrics.jsonl")!r}):
             pass

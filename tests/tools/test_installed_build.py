@@ -8,27 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 BIN = Path(sys.prefix, "bin")
-
-# Each rank writes its line in one call: the launcher forwards pieces as they come, mixed with the other rank's.
-ALL_REDUCE = {
-    "torch": """
-import sys, horovod.torch as hvd, torch
-hvd.init()
-total = hvd.allreduce(torch.full((3,), hvd.rank() + 1.0), op=hvd.Sum).tolist()
-assert total == [sum(range(1, hvd.size() + 1))] * 3
-sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\\n")
-""",
-    "tensorflow": """
-import sys, horovod.tensorflow as hvd, tensorflow as tf
-hvd.init()
-total = hvd.allreduce(tf.fill((3,), hvd.rank() + 1.0), op=hvd.Sum).numpy().tolist()
-assert total == [sum(range(1, hvd.size() + 1))] * 3
-sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\\n")
-""",
-}
 
 
 def test_check_build_says_what_was_built():
@@ -40,20 +20,10 @@ def test_check_build_says_what_was_built():
     assert {name for name, mark in built.items() if mark == " "} == {"MXNet", "NCCL", "DDL", "CCL"} - parts
 
 
-@pytest.mark.parametrize(
-    ("framework", "controller"),
-    [(framework, controller) for framework in ALL_REDUCE for controller in ("--gloo", "--mpi")],
-)
-@pytest.mark.full  # the tests below do so, too
-def test_two_ranks_all_reduce(run_ranks, framework, controller):
-    result = run_ranks(ALL_REDUCE[framework], controller)
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.count("2 mpi " + str(controller == "--mpi")) >= 1, result.stdout
-
-
 def test_a_process_without_launcher_is_alone(run_alone):
     """Without the patch, MPI_Init aborted, since Open MPI's wheel does not know its own path."""
-    result = run_alone(ALL_REDUCE["torch"])
+    program = "import horovod.torch as hvd; hvd.init(); print('size', hvd.size())"
+    result = run_alone(program)
     assert result.returncode == 0, result.stdout
     assert "size 1" in result.stdout
 
