@@ -5,6 +5,7 @@ along with the rank.
 """
 
 import atexit
+import contextlib
 import os
 import select
 import signal
@@ -28,18 +29,17 @@ def end_when_frozen(seconds: float) -> None:
 
 def _beat(watcher: subprocess.Popen) -> None:
     assert watcher.stdin is not None
-    try:
+    with contextlib.suppress(OSError, ValueError):  # the watcher was killed, or this process ends
         while True:
             watcher.stdin.write(b".")
             time.sleep(_BEAT_SECONDS)
-    except (OSError, ValueError):  # the watcher was killed, or this process ends
-        pass
 
 
 def watch(process: int, beats: int, seconds: float) -> None:
     """Kill `process`, the parent of this one, when no heartbeat comes from the descriptor `beats` for `seconds`.
 
-    Only seconds in which this process runs count, so the suspension of a whole host does not kill its processes.
+    Only seconds count in which this process runs and the other one does nothing. So neither the suspension of a whole
+    host kills its processes, nor the import of a large library, which keeps Python's interpreter lock.
     """
     silent = 0.0
     while silent < seconds:
@@ -47,11 +47,18 @@ def watch(process: int, beats: int, seconds: float) -> None:
             if not os.read(beats, 4096):
                 return
             silent = 0.0
-        else:
+        elif not _is_busy(process):
             silent += _BEAT_SECONDS
     if os.getppid() == process:
         sys.stderr.write(f"allstep: process {process} was frozen for {seconds:.0f} s, and is ended\n")
         os.kill(process, signal.SIGKILL)
+
+
+def _is_busy(process: int) -> bool:
+    """Return whether the main thread of a process computes, waits for a core or waits for a disk."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as file:  # it may have ended
+        return file.read().rpartition(") ")[2][0] in "RD"
+    return False
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import selectors
 import socket
 import time
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -35,11 +34,6 @@ def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.so
             listener.close()
         return 0, None
     return ports[0], listener
-
-
-def joined(rank: int, host: str) -> dict[str, Any]:
-    """Return the message of a relay to which a rank has connected."""
-    return {"joined": rank, "host": host}
 
 
 class Relay:
@@ -77,7 +71,7 @@ class Relay:
     def _let_in(self, channel: Channel, greeting: dict, others: list[dict]) -> bool:
         if greeting["rank"] in self._channels:
             return False
-        self._upstream.send(**joined(greeting["rank"], greeting["host"]))
+        self._upstream.send(joined=greeting["rank"], host=greeting["host"])
         self._admit(greeting["rank"], channel)
         for message in others:
             self._pass_up(greeting["rank"], message)
