@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from jobs import RAISES, broken
-from ranks import LAUNCHERS, full, launch
+from ranks import LAUNCHERS, launch
 
 # These are found before a framework is imported; `tests/mistakes` tries many more without a launcher.
 MISTAKES = {"unknown flag": ("--epoch", "3"), "unwritable output": ("--output-dir", "/proc/allstep")}
@@ -46,9 +46,8 @@ run_rank(main)
     assert result.output.count("allstep: error:") == 1 and "stopped at" not in result.output, result.output
 
 
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
-def test_nan_names_step_and_learning_rate(framework):
-    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--base-lr", "1e6")
+def test_nan_names_step_and_learning_rate():
+    result = launch("horovodrun-mpi", 2, "pytorch/train.py", "--base-lr", "1e6")
     assert result.returncode == 2
     assert result.output.count("allstep: error: expected a finite loss") == 1, result.output
     assert "at step " in result.output and "learning rate 1e+06" in result.output and "Traceback" not in result.output
@@ -60,10 +59,9 @@ def test_single_under_a_launcher_is_refused():
     assert result.output.count("allstep: error: expected one process") == 1
 
 
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
-def test_launcher_and_horovod_disagree(framework):
+def test_launcher_and_horovod_disagree():
     """mpirun starts two ranks, but Horovod uses Gloo without a rendezvous, so each rank would be the only one."""
-    result = launch("mpirun", 2, f"{framework}/train.py", HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    result = launch("mpirun", 2, "pytorch/train.py", HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     assert result.returncode not in (0, 2)
     assert "says 2 ranks, Horovod sees 1" in result.output
 
@@ -81,7 +79,7 @@ run_rank(main)
 """
 
 
-@pytest.mark.parametrize("launcher", ["horovodrun-mpi", "horovodrun-gloo", full("mpirun")])
+@pytest.mark.parametrize("launcher", ["horovodrun-mpi", "horovodrun-gloo"])
 def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
     script = tmp_path / "early.py"
     script.write_text(EARLY)
@@ -90,9 +88,8 @@ def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
     assert result.output.count("rank 1 of 3") == 1 and result.output.count("stopped: RuntimeError: no licence") == 1
 
 
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
-def test_one_rank_raises_in_a_step(framework, tmp_path):
-    script = broken(framework, RAISES, tmp_path)
+def test_one_rank_raises_in_a_step(tmp_path):
+    script = broken("pytorch", RAISES, tmp_path)
     result = launch("horovodrun-gloo", 2, script)
     assert result.returncode == 1, result.output
     assert result.output.count(" stopped: ") == 1, result.output

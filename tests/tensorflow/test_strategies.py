@@ -14,7 +14,6 @@ import pytest
 from jobs import (
     HOROVODRUN_GLOO,
     MPIRUN,
-    RAISES,
     Job,
     assert_same_curve,
     assert_same_weights,
@@ -174,19 +173,12 @@ run_rank(train.main)
 DRIFTS = "bias = worker._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
 
 
-@pytest.mark.parametrize(
-    ("what", "expected"),
-    [
-        (DRIFTS, "out of step after step 1: the weights of rank 1 differ from those of rank 0, first in conv1.bias"),
-        full(RAISES, "rank 1 of 2 on .* stopped: step 7 failed: OSError: lost the disk"),
-    ],
-    ids=["drifts", "raises"],
-)
-def test_a_broken_rank_is_told_once(what, expected, tmp_path):
-    script = broken("tensorflow", what, tmp_path)
+def test_a_rank_that_drifts_is_told_once(tmp_path):
+    script = broken("tensorflow", DRIFTS, tmp_path)
     result = run(*HOROVODRUN_GLOO, 2, sys.executable, script, "--strategy", "multi-worker-mirrored")
     assert result.returncode == 1, result.output
-    assert result.output.count(" stopped: ") == 1 and re.search(expected, result.output), result.output
+    expected = "out of step after step 1: the weights of rank 1 differ from those of rank 0, first in conv1.bias"
+    assert result.output.count(" stopped: ") == result.output.count(expected) == 1, result.output
 
 
 ONE_WORKER = '{"cluster": {"worker": ["localhost:2222"]}, "task": {"type": "worker", "index": 0}}'
