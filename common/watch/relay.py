@@ -90,8 +90,7 @@ class Relay:
             channel.close()
             del self._channels[rank]
             self._is_over |= rank == self._rank
-            self._pass_up(rank, {"gone": True})
-            return
+            messages = [{"gone": True}]
         for message in messages:
             self._pass_up(rank, message)
 
