@@ -1,5 +1,7 @@
 """Networks. `pytorch/models.py` builds the same ones; layers are named so that weights have canonical names."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

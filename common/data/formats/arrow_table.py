@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,12 +49,16 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     """
     parts = (train, f"the training part of {config.dataset}"), (validation, f"the validation part of {config.dataset}")
     tables = [_open(paths, config, where) for paths, where in parts if paths]
+    first, last = tables[0], tables[-1]
     scale = None
-    splits = tables[0], tables[-1]
-    if isinstance(tables[0], ArrowImages):
+    if isinstance(first, ArrowImages):
+        assert isinstance(last, ArrowImages)  # both parts have images
         prepare_decoding(config)
-        splits = encoded_splits(*cast("tuple[ArrowImages, ArrowImages]", splits), config)
+        splits = encoded_splits(first, last, config)
         scale = MEAN, STD
+    else:
+        assert isinstance(last, ArrowNumbers)
+        splits = first, last
     splits = hold_out(*splits, config, config.dataset, has_own=bool(validation))
     return describe(*splits, where=config.dataset, task=config.task, scale=scale)
 

@@ -208,8 +208,9 @@ def encoded_splits(
         EncodedSplit(train, config=config, pool=pool, augmented=True),
         EncodedSplit(validation, config=config, pool=pool, augmented=False),
     )
-    if (config.decode_threads or 1) > MAX_THREADS and config.decode != "gpu":
-        splits[0].processes = splits[1].processes = DecodeProcesses(splits, config.decode_threads)
+    number = config.decode_threads or 1
+    if number > MAX_THREADS and config.decode != "gpu":
+        splits[0].processes = splits[1].processes = DecodeProcesses(splits, number)
     return splits
 
 
