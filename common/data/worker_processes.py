@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,21 +31,25 @@ class WorkerProcesses:
         self.number, self._where, self._flag = number, where, flag
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(number, context, initializer=_begin, initargs=(reader, os.getpid()))
-        self._result(self._pool.submit(os.getpid))  # the first call makes all of them
+        with self._told():
+            self._pool.submit(os.getpid).result()  # the first call makes all of them
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a method of one of the copies returns. Raises its exceptions; Fault if a process is gone."""
-        return self._result(self._pool.submit(_call, method.__name__, arguments))
+        with self._told():
+            return self._pool.submit(_call, method.__name__, arguments).result()
 
     def split(self, method: Callable[..., list[Any]], numbers: Sequence[int], *arguments: Any) -> list[Any]:
         """Return the joined lists that a method returns for parts of `numbers`, in their order; raises as `call`."""
         parts = [part.tolist() for part in np.array_split(np.asarray(numbers, np.int64), self.number) if len(part)]
-        results = [self._pool.submit(_call, method.__name__, (part, *arguments)) for part in parts]
-        return [one for result in results for one in self._result(result)]
+        with self._told():
+            results = [self._pool.submit(_call, method.__name__, (part, *arguments)) for part in parts]
+            return [one for result in results for one in result.result()]
 
-    def _result(self, result: Future[Any]) -> Any:
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            return result.result()
+            yield
         except BrokenProcessPool:
             raise Fault(
                 f"a process that reads {self._where} has ended: killed, perhaps for lack of memory, or by an error of "
