@@ -34,7 +34,7 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Return the model's optimizer and those that the model or its layers hold as attributes (as in a GAN)."""
     held = [getattr(model, "optimizer", None)]
     for layer in layers_of(model):
-        held += keras.tree.flatten(vars(layer))
+        held += _leaves(vars(layer))
     found = list({id(o): o for o in held if isinstance(o, keras.optimizers.Optimizer)}.values())
     inside = {id(part) for o in found for part in parts(o) if part is not o}
     return [o for o in found if id(o) not in inside]
@@ -200,6 +200,13 @@ def _slots_of(variables: set, optimizers: Sequence[keras.optimizers.Optimizer]) 
         for path in [getattr(v, "path", v.name)]
     }
     return {native(v).ref() for o in optimizers for v in o.variables if v.name.startswith(tuple(names))}
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return the leaves of nested lists, tuples and dictionaries, whose keys need no order as in `keras.tree`."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, (list, tuple)) else [value]
 
 
 def _projection(array: np.ndarray) -> int:
