@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.networks.batch_norm import within
+from allstep.common.base.context import within
 
 HandedOut = list[tuple[keras.optimizers.Optimizer, list[Any], list[Any]]]
 """Optimizers that were to apply gradients, with these gradients and their variables, in the same order."""

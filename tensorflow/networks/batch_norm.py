@@ -3,29 +3,20 @@ computes the same. Mean and variance over all ranks, for Keras' own layers."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import cast
 
 import keras
 import tensorflow as tf
 from keras import layers
 
+from allstep.common.base.context import within
+
 _COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
 _TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
 _SET_ASIDE: ContextVar[dict[str, tf.Tensor] | None] = ContextVar("set_aside", default=None)
-
-
-@contextlib.contextmanager
-def within(variable: ContextVar, value: Any) -> Iterator[Any]:
-    """Set a variable in the block."""
-    token = variable.set(value)
-    try:
-        yield value
-    finally:
-        variable.reset(token)
 
 
 def counted(counts: float | tf.Tensor) -> AbstractContextManager:
