@@ -164,7 +164,8 @@ def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
     if shape != (2, *dataset.output_shape):
         outputs, advice = type(received).__name__, "return one tensor of logits"
         if shape is not None:
-            outputs, advice = _of_samples(shape), "its last layer has to have as many as its second argument says"
+            needed = "one output for each class, which count from 0" if dataset.task == "classification" else "as many"
+            outputs, advice = _of_samples(shape), f"give its last layer {needed}"
         raise UserError(
             f"expected outputs {_of_samples((2, *dataset.output_shape))} of --model {model}, received {outputs}; "
             f"{advice}"
