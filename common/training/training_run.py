@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import platform
 import signal
 import sys
@@ -16,35 +15,34 @@ import numpy as np
 
 from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.errors import Fault, UserError
+from allstep.common.base.errors import Fault
 from allstep.common.base.terminal import note, warn
 from allstep.common.base.version import VERSION
-from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common.checkpoint import Checkpoints, OutputDirectory
 from allstep.common.checkpoint.state import described
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
-from allstep.common.exact import environment_fingerprint, trace
+from allstep.common.exact import environment_fingerprint
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import Placement
-from allstep.common.launch.variables import read_num_threads
 from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
 from allstep.common.process.output import lasting_output
 from allstep.common.recipe.progress import Progress
-from allstep.common.recipe.schedule import Schedule, make_schedule
+from allstep.common.recipe.schedule import Schedule
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import write_whole
-from allstep.common.training import earlier_run, engine, resuming, saving
+from allstep.common.training import beginning, earlier_run, engine, saving
 from allstep.common.training.data_digest import digests_of
 from allstep.common.training.description import Description, describe
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.training.hooks import Check, Hook
 from allstep.common.training.metrics import Metrics, build_metrics
-from allstep.common.training.opening import check_batch_memory
 from allstep.common.training.strategy import BaseStrategy
-from allstep.common.training.worker import StepTrace, Worker
+from allstep.common.training.tracing import start_trace
+from allstep.common.training.worker import Worker
 from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
 
 if TYPE_CHECKING:
@@ -155,55 +153,23 @@ class TrainingRun:
 
     def _train(self, progress_state: ProgressState) -> bool:
         """Train until all files are written, and return the result of `engine.fit`."""
-        worker, dataset, config, placement = self.worker, self.dataset, self.config, self.placement
+        worker, config, commits = self.worker, self.config, self.commits
         _ = self.validation_metrics  # before any step
         with contextlib.ExitStack() as cleanup:
-            output = None
-            if config.output.output_dir and placement.rank == 0:
-                # A rank that leaves an elastic job may still be saving its last commit.
-                wait = config.faults.fault_timeout if self.commits else 0.0
-                output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn, max_wait=wait))
-            committed = self.commits.agree(worker.collectives) if self.commits else None
-            data, description = {}, None
-            if placement.rank == 0 and (output or config.output.resume):
-                data, versions = digests_of(dataset), worker.versions()
-                description = describe(config, dataset, framework=worker.framework, versions=versions)
-            state = committed or self._load_state(data, description)
-            if committed and placement.rank == 0:
-                note(f"{placement.world_size} ranks go on after step {committed.progress.step}")
-            schedule = make_schedule(
-                config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
-            )
-            check_batch_memory(schedule, dataset, placement)
-            if state:
-                self.progress = saving.resume(worker, state)
-                if schedule.decay == state.schedule["decay"] == "plateau":
-                    self.progress.lr_drops = tuple(state.schedule["milestones"] or ())
-            if config.schedule.follows_noise:
-                _follow_noise(self.progress, worker, state)
+            output = self._open_output(cleanup)
+            committed = commits.agree(worker.collectives) if commits else None
+            data, description = self._what_is_trained() if output or config.output.resume else ({}, None)
+            if committed and self.placement.rank == 0:
+                note(f"{self.placement.world_size} ranks go on after step {committed.progress.step}")
+            schedule = beginning.begin(self, committed or beginning.load_state(self, data, description))
             for hook in self.hooks:
                 if isinstance(hook, Check):
                     hook.check(self)
-            checkpoints = None
-            shapes = {name: described(shape) for name, shape in worker.state_shapes().items()}
-            constants = {name for name, shape in shapes.items() if not shape.finite}
-            if self.commits:
-                self.commits.constants = constants
-            if output:
-                if not committed and not earlier_run.goes_on(config.output, output.path):
-                    earlier_run.set_aside(output.path)
-                _write_config(output.path, config, worker)
-                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints, constants=constants)
-                cleanup.callback(checkpoints.close)
-                checkpoints.reserve({name: np.empty(shape, shape.dtype) for name, shape in shapes.items()})
-            if config.parallel.slices and placement.rank == 0:
-                threads = environment_fingerprint.describe(config, {})["threads"]
-                note(f"threads of a rank with --slices: {threads}; bits depend on it")
-                if config.parallel.audit and worker.collectives.world_size == 1:
-                    note("--audit on one rank has it compute its own slices again")
+            checkpoints = self._open_checkpoints(cleanup, output, goes_on=committed is not None)
+            self._note_threads()
             if config.parallel.trace:
-                cleanup.callback(self._start_trace().close)
-            reporter = self.open_reporter(config, placement.rank, self.progress)
+                cleanup.callback(start_trace(self, self._device).close)
+            reporter = self.open_reporter(config, self.placement.rank, self.progress)
             cleanup.callback(reporter.close)
             self._report_start(reporter, schedule)
             saver = saving.Saver(
@@ -216,14 +182,60 @@ class TrainingRun:
                 active=config.output.output_dir is not None,
                 progress_state=progress_state,
                 saved=self._report_saved,
-                commits=self.commits,
+                commits=commits,
                 data=data,
                 description=to_json(description) if description else {},
             )
             # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
-            if not self.commits:
+            if not commits:
                 cleanup.push(note_failure)
             return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
+
+    def _open_output(self, cleanup: contextlib.ExitStack) -> OutputDirectory | None:
+        """Open the output directory until `cleanup`; None on other ranks than 0, and if the run has none."""
+        config = self.config
+        if not config.output.output_dir or self.placement.rank != 0:
+            return None
+        # A rank that leaves an elastic job may still be saving its last commit.
+        wait = config.faults.fault_timeout if self.commits else 0.0
+        return cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn, max_wait=wait))
+
+    def _what_is_trained(self) -> tuple[Mapping[str, str], Description | None]:
+        """Return what checkpoints tell of the run: digests of its data, and its description; nothing on other ranks."""
+        if self.placement.rank != 0:
+            return {}, None
+        data, versions = digests_of(self.dataset), self.worker.versions()
+        return data, describe(self.config, self.dataset, framework=self.worker.framework, versions=versions)
+
+    def _open_checkpoints(
+        self, cleanup: contextlib.ExitStack, output: OutputDirectory | None, *, goes_on: bool
+    ) -> Checkpoints | None:
+        """Return the checkpoints in `output`, closed by `cleanup`, with room for the first one.
+
+        An earlier run there is moved out of the way, unless this one `goes_on` or resumes it.
+        """
+        shapes = {name: described(shape) for name, shape in self.worker.state_shapes().items()}
+        constants = {name for name, shape in shapes.items() if not shape.finite}
+        if self.commits:
+            self.commits.constants = constants
+        if output is None:
+            return None
+        if not goes_on and not earlier_run.goes_on(self.config.output, output.path):
+            earlier_run.set_aside(output.path)
+        _write_config(output.path, self.config, self.worker)
+        checkpoints = Checkpoints(output, keep=self.config.output.keep_checkpoints, constants=constants)
+        cleanup.callback(checkpoints.close)
+        checkpoints.reserve({name: np.empty(shape, shape.dtype) for name, shape in shapes.items()})
+        return checkpoints
+
+    def _note_threads(self) -> None:
+        """Tell on rank 0 on what the bits of --slices depend."""
+        config = self.config
+        if config.parallel.slices and self.placement.rank == 0:
+            threads = environment_fingerprint.describe(config, {})["threads"]
+            note(f"threads of a rank with --slices: {threads}; bits depend on it")
+            if config.parallel.audit and self.worker.collectives.world_size == 1:
+                note("--audit on one rank has it compute its own slices again")
 
     def _report_start(self, reporter: Reporter, schedule: Schedule) -> None:
         worker, classes = self.worker, self.dataset.class_names
@@ -242,79 +254,9 @@ class TrainingRun:
             **({"classes": classes} if 0 < sum(map(len, classes)) <= _MAX_CHARACTERS else {}),
         )
 
-    def _start_trace(self) -> StepTrace:
-        worker, directory = self.worker, self.config.output.output_dir
-        assert directory is not None  # `validate` asks for one
-        worker.collectives.barrier()  # rank 0 has moved an earlier run out of the way
-
-        def open_recorder(activations: Sequence[str], parameters: Sequence[str]) -> trace.Recorder:
-            header = trace.Header(
-                rank=self.placement.rank,
-                world_size=self.placement.world_size,
-                local_size=self.placement.local_size,
-                framework=worker.framework,
-                launcher=self.placement.launcher,
-                host=platform.node(),
-                processor=environment_fingerprint.processor(),
-                device=self._device,
-                num_threads=read_num_threads(os.environ),
-                versions={"python": platform.python_version(), **worker.versions()},
-                config=self.config.flat(),
-                slices=self.config.parallel.num_slices,
-                activations=tuple(activations),
-                parameters=tuple(parameters),
-            )
-            return trace.Recorder(directory / trace.FOLDER, header, self.progress.step)
-
-        return worker.trace(open_recorder)
-
-    def _load_state(self, data: Mapping[str, str], description: Description | None) -> TrainState | None:
-        """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
-        config, worker, output = self.config, self.worker, self.config.output
-        if not (output.resume or output.init_from):
-            return None
-        state = None
-        if self.placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
-            num_samples = len(self.dataset.train)
-            state = resuming.load(config, num_samples, worker.state_shapes(), warn, data, description)
-            now = environment_fingerprint.describe(config, worker.versions())
-            if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
-                warn(changed)
-            if output.resume and state.progress.epoch == config.schedule.epochs:
-                warn(
-                    f"the checkpoint has all {state.progress.epoch} epochs, so none is trained; raise --epochs to go on"
-                )
-        state = saving.broadcast_state(state, worker.collectives)
-        if output.resume:
-            return state
-        worker.import_state(state.arrays, step=0)
-        return None
-
     def _report_saved(self) -> None:
         for hook in self.hooks:
             hook.on_save(self)
-
-
-def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
-    """Return the global batch size of the flags; without them a resumed run keeps its size, on any number of ranks."""
-    flags = config.schedule
-    if state and flags.batch_size is None and flags.global_batch_size is None:
-        return state.schedule["global_batch_size"]
-    return config.global_batch_size(world_size)
-
-
-def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
-    """Restore the growth of the global batch under --batch-ramp auto, which follows the gradient noise scale.
-
-    Raises UserError if there is only one part of a batch, so the noise scale cannot be measured.
-    """
-    if not worker.num_parts:
-        raise UserError(
-            "expected two ranks, devices or passes at least with --batch-ramp auto, whose gradients are compared, "
-            "received one; start more, or give --accumulate-steps 2"
-        )
-    if state and state.config.get("batch-ramp") == ["auto"]:
-        progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 
 def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:

@@ -1,0 +1,79 @@
+"""Where a run begins: at its start, or with the state of a checkpoint or a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import warn
+from allstep.common.checkpoint import TrainState
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.exact import environment_fingerprint
+from allstep.common.recipe.progress import Progress
+from allstep.common.recipe.schedule import Schedule, make_schedule
+from allstep.common.training import resuming, saving
+from allstep.common.training.description import Description
+from allstep.common.training.opening import check_batch_memory
+from allstep.common.training.worker import Worker
+
+if TYPE_CHECKING:
+    from allstep.common.training.training_run import TrainingRun
+
+
+def load_state(run: TrainingRun, data: Mapping[str, str], description: Description | None) -> TrainState | None:
+    """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
+    config, worker, output = run.config, run.worker, run.config.output
+    if not (output.resume or output.init_from):
+        return None
+    state = None
+    if run.placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
+        num_samples = len(run.dataset.train)
+        state = resuming.load(config, num_samples, worker.state_shapes(), warn, data, description)
+        now = environment_fingerprint.describe(config, worker.versions())
+        if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
+            warn(changed)
+        if output.resume and state.progress.epoch == config.schedule.epochs:
+            warn(f"the checkpoint has all {state.progress.epoch} epochs, so none is trained; raise --epochs to go on")
+    state = saving.broadcast_state(state, worker.collectives)
+    if output.resume:
+        return state
+    worker.import_state(state.arrays, step=0)
+    return None
+
+
+def begin(run: TrainingRun, state: TrainState | None) -> Schedule:
+    """Take over `state`, of a checkpoint or a commit, if there is any, and return the schedule of the run."""
+    worker, config = run.worker, run.config
+    global_batch_size = _global_batch_size(config, worker.collectives.world_size, state)
+    schedule = make_schedule(config, len(run.dataset.train), global_batch_size)
+    check_batch_memory(schedule, run.dataset, run.placement)
+    if state:
+        run.progress = saving.resume(worker, state)
+        if schedule.decay == state.schedule["decay"] == "plateau":
+            run.progress.lr_drops = tuple(state.schedule["milestones"] or ())
+    if config.schedule.follows_noise:
+        _follow_noise(run.progress, worker, state)
+    return schedule
+
+
+def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
+    """Return the global batch size of the flags; without them a resumed run keeps its size, on any number of ranks."""
+    flags = config.schedule
+    if state and flags.batch_size is None and flags.global_batch_size is None:
+        return state.schedule["global_batch_size"]
+    return config.global_batch_size(world_size)
+
+
+def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
+    """Restore the growth of the global batch under --batch-ramp auto, which follows the gradient noise scale.
+
+    Raises UserError if there is only one part of a batch, so the noise scale cannot be measured.
+    """
+    if not worker.num_parts:
+        raise UserError(
+            "expected two ranks, devices or passes at least with --batch-ramp auto, whose gradients are compared, "
+            "received one; start more, or give --accumulate-steps 2"
+        )
+    if state and state.config.get("batch-ramp") == ["auto"]:
+        progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
