@@ -143,14 +143,6 @@ def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     return {names[parameter]: handle for parameter, (handle, _) in list(handles.items()) if handle is not None}
 
 
-def set_averaged_parameters(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Have `synchronize` of Horovod 0.28.1's DistributedOptimizer wait for the gradients of these parameters alone.
-
-    It holds them in `_requires_update`, and sends zeros for those whose gradients are missing.
-    """
-    optimizer._requires_update = set(parameters)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -> torch.Tensor:
     """Divide gradients, which are on `device`, by `scale` in place, in one kernel.
 

@@ -1,4 +1,4 @@
-"""Where a run begins: at its start, or with the state of a checkpoint or a commit."""
+"""Beginning of a run: at its start, or with the state of a checkpoint or a commit."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Ordered(Reduction):
         if list(map(id, now)) != list(map(id, self._parameters)):  # a user may freeze weights and train them again
             self._parameters = now
             num_bytes = [parameter.numel() * parameter.element_size() for parameter in now]
-            self.buckets = [self._bucket(parameters) for parameters in _cut(num_bytes, self._megabytes)]
+            self.buckets = [self._bucket(parameters) for parameters in cut(num_bytes, self._megabytes)]
         self._num_with_samples = num_with_samples
         self._sums, self._saw_all = SumsUnderWay(self.sum), False
 
@@ -129,7 +129,7 @@ class Ordered(Reduction):
         num_parts = self.sum.num_parts
         shards = [torch.atleast_1d(one).chunk(num_parts) for one in gradients]
         parts = [[*first, *(own[rank] for own in shards if rank < len(own))] for rank in range(num_parts)]
-        return torch.cat([piece for tensors in parts for piece in _pieces(tensors, bucket.part_size)])
+        return torch.cat([piece for tensors in parts for piece in pieces(tensors, bucket.part_size)])
 
     def first(self, loss_sum: torch.Tensor, have_gradients: Sequence[bool]) -> list[torch.Tensor]:
         """Return what comes before the gradients in the last bucket of a slice."""
@@ -137,7 +137,7 @@ class Ordered(Reduction):
         return [loss_sum, loss_sum.new_tensor(have_gradients), *self.statistics]
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        split = [_split(total, bucket.sizes) for total, bucket in zip(self._sums.totals(), self.buckets, strict=True)]
+        split = [unpack(total, bucket.sizes) for total, bucket in zip(self._sums.totals(), self.buckets, strict=True)]
         loss_sum, have_gradients, *tensors = itertools.chain(*reversed(split))
         for statistics, value in zip(self.statistics, tensors, strict=False):
             statistics.copy_(value.view_as(statistics) / self._num_with_samples)
@@ -164,7 +164,7 @@ class Ordered(Reduction):
         # The first ranks have as many rows of a weight, the last ones fewer or none.
         shapes = [tuple(parameter.shape) or (1,) for parameter in own]
         largest = [-(-rows // num_parts) * math.prod(row) for rows, *row in shapes]
-        part_size = sum(map(_aligned, (*first, *largest)))
+        part_size = sum(map(aligned, (*first, *largest)))
         sizes = [*first, *(tensor.numel() for tensor in local(own))]
         return Bucket(parameters, part_size + self.sum.padding(part_size), sizes)
 
@@ -187,18 +187,18 @@ def trainable(network: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
-def _pieces(tensors: Iterable[torch.Tensor], part_size: int) -> Iterator[torch.Tensor]:
+def pieces(tensors: Iterable[torch.Tensor], part_size: int) -> Iterator[torch.Tensor]:
     """Yield a part of a vector in pieces of one axis: the tensors, each padded to a multiple of the alignment."""
     size = 0
     for tensor in tensors:
         yield tensor.reshape(-1)
         if padding := -tensor.numel() % _ALIGNMENT:
             yield tensor.new_zeros(padding)
-        size += _aligned(tensor.numel())
+        size += aligned(tensor.numel())
     yield tensor.new_zeros(part_size - size)
 
 
-def _cut(num_bytes: Sequence[int], megabytes: Sequence[float]) -> Iterator[slice]:
+def cut(num_bytes: Sequence[int], megabytes: Sequence[float]) -> Iterator[slice]:
     """Yield the parameters of each bucket, the last ones first, as a backward pass comes to them.
 
     `num_bytes` has the size of each parameter; `megabytes` is that of `Ordered`.
@@ -212,11 +212,11 @@ def _cut(num_bytes: Sequence[int], megabytes: Sequence[float]) -> Iterator[slice
             end, limit, size = begin, next(limits) * 2**20, 0
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _split(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+def unpack(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Return the tensors of a part of a vector."""
-    ends = itertools.accumulate(map(_aligned, sizes), initial=0)
+    ends = itertools.accumulate(map(aligned, sizes), initial=0)
     return [vector[begin : begin + size] for begin, size in zip(ends, sizes, strict=False)]

@@ -21,14 +21,14 @@ def main(framework: str) -> None:
     if framework == "pytorch":
         import horovod.torch as hvd
 
-        from allstep.pytorch.strategies.horovod import bf16_sum
+        from allstep.pytorch.strategies.horovod_reduction import bf16_sum
 
         as_tensor, as_array = torch.from_numpy, torch.Tensor.numpy
     else:
         import tensorflow as tf
 
         from allstep.tensorflow import horovod_keras as hvd
-        from allstep.tensorflow.strategies.horovod import bf16_sum
+        from allstep.tensorflow.strategies.horovod_reduction import bf16_sum
 
         as_tensor, as_array = tf.constant, lambda tensor: tensor.numpy()
     hvd.init()
