@@ -13,6 +13,7 @@ from allstep.pytorch.kept import network_state
 from allstep.pytorch.kept.pass_state import running_statistics
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.optimizers.state import OptimizerState, put_back, remembered
+from allstep.pytorch.settings import Settings
 from allstep.pytorch.step import Step
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -25,6 +26,7 @@ class State:
     ) -> None:
         """`network` has the weights by their canonical names; those that another rank keeps are on the device meta."""
         self._network, self._optimizer_state, self._step, self._strategy = network, optimizer_state, step, strategy
+        self._settings = Settings(lambda: local_parameters(network), step.optimizer, optimizer_state.options)
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         averaged = {id(one) for one in running_statistics(self._network)}  # which are each rank's own until then
@@ -45,6 +47,7 @@ class State:
     def shapes(self) -> dict[str, ArrayShape]:
         shapes = {f"model/{name}": shape for name, shape in network_state.shapes(self._network)}
         shapes |= self._optimizer_state.shapes(list(self._network.named_parameters()))
+        shapes |= self._settings.shapes()
         for observer in self._step.observers:
             shapes |= {name: network_state.array_shape(like) for name, like in observer.kept()}
         return shapes
@@ -52,6 +55,7 @@ class State:
     def export(self) -> dict[str, np.ndarray]:
         state = {f"model/{name}": tensor for name, tensor in network_state.entries(self._network)}
         state |= self._optimizer_state.export(list(local_parameters(self._network)), self._step.num_steps)
+        state |= self._settings.export()
         for observer in self._step.observers:
             state |= observer.state
         return self._strategy.gather(state)
@@ -61,6 +65,7 @@ class State:
         entries = network_state.entries(self._network)
         network_state.load(self._network, {name: shard(arrays[f"model/{name}"], tensor) for name, tensor in entries})
         self._optimizer_state.load(list(local_parameters(self._network)), arrays, num_steps, shard)
+        self._settings.load(arrays)
         for observer in self._step.observers:
             observer.state = {
                 name: shard(arrays[name], like.detach())

@@ -51,6 +51,7 @@ def session(
         from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
         from allstep.pytorch.numerics import prepare
         from allstep.pytorch.optimizers import build_optimizer, check_parameters, embeddings_of
+        from allstep.pytorch.settings import SettingsCheck
         from allstep.pytorch.worker import Worker
 
     prepare(config)
@@ -83,7 +84,8 @@ def session(
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
     measures_noise = why_not_measured(config, "pytorch") is None
     worker = Worker(network, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
-    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network), *profile])
+    checks = [SettingsCheck(optimizer)] if hooks else []
+    return TrainingRun(worker, dataset, config, strategy, [*hooks, *checks, *hooks_of(config, network), *profile])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:

@@ -46,6 +46,7 @@ def session(
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
         from allstep.tensorflow.optimizers import build_optimizer, check_parameters
+        from allstep.tensorflow.settings import SettingsCheck
         from allstep.tensorflow.worker import Worker
 
     prepare(config)
@@ -77,7 +78,8 @@ def session(
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
     measures_noise = why_not_measured(config, "tensorflow") is None
     worker = Worker(model, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
-    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model), *profile])
+    checks = [SettingsCheck(model, optimizer)] if hooks else []
+    return TrainingRun(worker, dataset, config, strategy, [*hooks, *checks, *hooks_of(config, model), *profile])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:

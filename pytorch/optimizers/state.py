@@ -18,6 +18,7 @@ from allstep.common.config.train_config import LAYER_SLOTS
 from allstep.common.data.passed_over import tell
 from allstep.pytorch.kept.network_state import array_shape, can_be_kept, can_train
 from allstep.pytorch.kept.snapshot import copied, is_same
+from allstep.pytorch.settings import NUMBERS, options_of
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
@@ -38,6 +39,7 @@ class CanonicalSlots:
         """`slots_of` returns the canonical names of a weight's slots."""
         self._optimizer, self._slots_of, self._device = optimizer, slots_of, device
         self._counts_steps = not isinstance(optimizer, torch.optim.SGD)  # nor do LARS and NovoGrad, which derive of it
+        self.options = options_of(optimizer.param_groups)
 
     def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
         """Yield name and shape of all that `export` yields after the first step, for all weights of a network."""
@@ -87,7 +89,7 @@ class CanonicalSlots:
 
 
 class OwnState:
-    """The state of any torch optimizer, by its own names: tensors and numbers of each weight, numbers of each group.
+    """The state of any torch optimizer, by its own names: tensors and numbers of each weight.
 
     Which these are shows in two steps, which are taken back. The methods are those of `CanonicalSlots`.
     """
@@ -112,10 +114,9 @@ class OwnState:
                 raise self._refused(f"cannot take a step without a closure: {error}") from error
             outcomes.append([_size(one.detach() - before[2][one]) for one in parameters])
         self._like = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in parameters}
-        self._group_like = [
-            {name: value for name, value in new.items() if isinstance(value, _NUMBERS) and value != old.get(name)}
-            for old, new in zip(before[1], optimizer.param_groups, strict=True)
-        ]
+        self.options = options_of(optimizer.param_groups)
+        pairs = zip(before[1], optimizer.param_groups, strict=True)
+        changes_rate = any(old["lr"] != new["lr"] for old, new in pairs)
         if others := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
             raise self._refused(f"remembers {others[0]} for no weight")
         changed = [name for name, one in attributes.items() if not is_same(one, vars(optimizer).get(name))]
@@ -123,10 +124,10 @@ class OwnState:
             raise self._refused(f"remembers {outside[0]} outside of its state")
         for state in self._like.values():
             for slot, value in state.items():
-                is_number = value is None or isinstance(value, _NUMBERS)
+                is_number = value is None or isinstance(value, NUMBERS)
                 if not (can_be_kept(value.dtype) if isinstance(value, torch.Tensor) else is_number):
                     raise self._refused(f"remembers {slot} as {getattr(value, 'dtype', type(value).__name__)}")
-        if any("lr" in changed for changed in self._group_like):
+        if changes_rate:
             raise self._refused("changes its learning rate, which is the run's (lr_decay, warmup_epochs)")
         put_back(optimizer, before)
         pairs = zip(*outcomes, strict=True)
@@ -145,9 +146,6 @@ class OwnState:
                 if like is not None:
                     # A weight without a gradient so far has no state.
                     yield f"optimizer/{name}/{slot}", array_shape(_as_tensor(like), optional=True)
-        for number, options in enumerate(self._group_like):
-            for option, value in options.items():
-                yield f"optimizer/{_GROUP}{number}/{option}", array_shape(_as_tensor(value), optional=True)
 
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in named:
@@ -157,10 +155,6 @@ class OwnState:
                     tell(f"the optimizer {self._kind} changes what it remembers as {slot}: --resume will be refused")
                 if value is not None:
                     yield f"optimizer/{name}/{slot}", _as_tensor(value)
-        for number, options in enumerate(self._group_like):
-            for option in options.keys() & self._optimizer.param_groups[number].keys():
-                value = self._optimizer.param_groups[number][option]
-                yield f"optimizer/{_GROUP}{number}/{option}", _as_tensor(value)
 
     def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
         self._optimizer.state.clear()
@@ -173,17 +167,11 @@ class OwnState:
             }
             if state:
                 self._optimizer.state[parameter] = {slot: state.get(slot) for slot in likes}
-        for number, options in enumerate(self._group_like):
-            for option, like in options.items():
-                if (array := arrays.get(f"optimizer/{_GROUP}{number}/{option}")) is not None:
-                    self._optimizer.param_groups[number][option] = type(like)(array.item())
 
 
 OptimizerState = CanonicalSlots | OwnState
 """The part of a checkpoint whose names begin with `optimizer/`."""
-_GROUP = "param_groups."
 _OF_TORCH = {"state", "param_groups", "defaults"}
-_NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
 def remembered(optimizer: torch.optim.Optimizer) -> tuple[dict, list[dict[str, Any]], dict]:

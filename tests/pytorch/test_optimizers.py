@@ -14,6 +14,7 @@ from allstep.common.config.train_config import OWN_OPTIMIZER, OptimizerConfig
 from allstep.pytorch.optimizers import build_optimizer, with_whole_norms, without_fused_kernels
 from allstep.pytorch.optimizers.state import OwnState
 from allstep.pytorch.session import flags_of
+from allstep.pytorch.settings import Settings
 
 NUM_STEPS = 50
 
@@ -245,18 +246,22 @@ class Counting(torch.optim.SGD):
 
 
 def test_a_count_of_steps_begins_with_the_first_one():
+    def settings_of(optimizer: Counting) -> Settings:
+        return Settings(lambda: iter([("w", weight)]), optimizer, OwnState(optimizer).options)
+
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = Counting([weight], lr=0.1)
-    state = OwnState(optimizer)
-    assert not list(state.export([("w", weight)], 0))
+    settings = settings_of(optimizer)
+    assert not list(settings.export())
     for _ in range(2):
         weight.grad = torch.ones(2)
         optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.full((2,), -0.5))
-    kept = {name: one.numpy() for name, one in state.export([("w", weight)], 2)}
-    other = Counting([weight], lr=0.1)
-    OwnState(other).load([("w", weight)], kept, 2, lambda array, _: torch.from_numpy(array))
+    kept = {name: one.numpy() for name, one in settings.export()}
+    settings_of(other := Counting([weight], lr=0.1)).load(kept)
     assert other.param_groups[0]["step"] == 2
+    settings.load({})
+    assert "step" not in optimizer.param_groups[0]
 
 
 class Decaying(torch.optim.SGD):
