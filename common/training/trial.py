@@ -75,6 +75,7 @@ def try_passes(
     averaged: Callable[[], set[str]],
     forgotten: Callable[[set[str]], set[str]],
     may_couple: bool,
+    may_hide: bool = False,
 ) -> tuple[Any, PassState]:
     """Run a network in training and look at what passes change; its state is another one afterwards.
 
@@ -87,6 +88,7 @@ def try_passes(
         averaged: returns the names of running statistics.
         forgotten: returns those of some names that checkpoints lack.
         may_couple: whether to look at whether the outputs of a sample depend on the others.
+        may_hide: whether to look at whether the same pass has other outputs though the snapshot is put back.
 
     Returns: the outputs of the first pass, and what was found.
     """
@@ -120,6 +122,10 @@ def try_passes(
         sampled -= lacking
         anew = lacking - after.changes()  # by each pass, such as an auxiliary loss or masked weights
         lacking, repeated = lacking - anew, repeated - anew
+    if may_hide and not remembers:
+        before.restore()
+        if remembers := not _same(outputs, run(0, 0), slice(None)):
+            lacking = {_HIDDEN}
     return outputs, PassState(
         repeated=frozenset(repeated),
         sampled=tuple(sorted(each & sampled)),
@@ -128,6 +134,9 @@ def try_passes(
         remembers=remembers,
         couples=couples,
     )
+
+
+_HIDDEN = "something that its code alone can reach"
 
 
 def num_samples(shape: Sequence[int]) -> int:

@@ -80,6 +80,7 @@ def note_pass_state(
         averaged=averaged,
         forgotten=lambda names: _forgotten(network, names),
         may_couple=may_couple,
+        may_hide=before.is_whole,
     )
     if len(gradients) == 1:
         before.restore()

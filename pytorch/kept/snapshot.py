@@ -16,6 +16,7 @@ from torch import nn
 from allstep.common.base.random_state import state_of
 from allstep.pytorch.kept.extra_state import encode
 from allstep.pytorch.kept.network_state import is_lazy
+from allstep.pytorch.kept.outside import outside_state
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, deque)
@@ -54,6 +55,11 @@ class Snapshot:
                     self._tensors[prefix + name] = one, one.detach().clone() if known is None else known
             found = {n: copied(v) for n, v in _attributes(module).items() if names is None or prefix + n in names}
             self._attributes[path] = found
+        self._outside = {
+            name: (copied(value), assign)
+            for name, value, assign in outside_state(network)
+            if (names is None or name in names) and (isinstance(value, _KEPT) or _is_object(value))
+        }
         self._extra = {
             f"{path}.{_EXTRA}".lstrip("."): (module, copy.deepcopy(module.get_extra_state()))
             for path, module in self._modules
@@ -86,6 +92,10 @@ class Snapshot:
                     own[name] = _put_back(value)
         for module, buffers in self._buffers:
             module._buffers.update({n: b for n, (name, b) in buffers.items() if name not in without})
+        now = {name: value for name, value, _ in outside_state(self._network)}
+        for name, (value, assign) in self._outside.items():
+            if name not in without and not is_same(value, now.get(name)):
+                assign(_put_back(value))
         for module, state in self._extra.values():
             module.set_extra_state(copy.deepcopy(state))
 
@@ -108,6 +118,8 @@ class Snapshot:
             for name in before.keys() | (after.keys() if self.is_whole else ()):
                 if name not in before or name not in after or not is_same(before[name], after[name]):
                     changed.add(prefix + name)
+        now = {name: value for name, value, _ in outside_state(self._network)}
+        changed |= {name for name, (value, _) in self._outside.items() if not is_same(value, now.get(name))}
         for name, (module, state) in self._extra.items():
             if not torch.equal(encode(module.get_extra_state()), encode(state)):
                 changed.add(name)
