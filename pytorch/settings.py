@@ -1,4 +1,4 @@
-"""What a user's hooks may change during a run beside its state: which weights train, and options of the optimizer."""
+"""Settings that a user's hooks may change during a run: which weights train, and options of the optimizer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a user's hooks may not change during a run, since a step that is traced would not see it."""
+"""Settings that a user's hooks may not change during a run, since a step that is traced would not see it."""
 
 from collections.abc import Sequence
 
