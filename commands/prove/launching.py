@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allstep.commands.prove.findings import ranks
 from allstep.commands.prove.following import follow
 from allstep.commands.prove.observer.files import put_back
 from allstep.commands.prove.observer.observer import Settings
@@ -86,6 +87,12 @@ class Script:
             raise UserError(
                 f"expected {quote(self.path)} to train on {run.num_ranks} ranks, received {len(run.ranks)} that train "
                 "or join a process group; let all do so, or lower -np"
+            )
+        idle = [rank.number for rank in run.ranks if not rank.steps() and rank.forwards(training=True)]
+        if idle and len(idle) < len(run.ranks) and not run.stacks:
+            raise UserError(
+                f"expected all ranks of {quote(self.path)} to step an optimizer, received no step on {ranks(idle)}, "
+                "which trains as well; let all ranks step, unless one of them is to be a parameter server"
             )
         if not run.stacks and not run.is_deserted and not any(rank.steps() for rank in run.ranks):
             raise UserError(

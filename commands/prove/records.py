@@ -68,6 +68,15 @@ class Wrapped(Record):
 
 
 @dataclass(frozen=True)
+class Restored(Record):
+    """An elastic state of Horovod has been made, which restores what it holds when ranks are lost or added."""
+
+    kinds: tuple[str, ...]
+    """Classes of the handlers of what it holds, such as SamplerStateHandler; others are plain values."""
+    line: str
+
+
+@dataclass(frozen=True)
 class Sampler:
     """The sampler that decides which samples a loader reads."""
 
@@ -169,6 +178,8 @@ class Forward(Record):
     """Whether an installed library calls the model, such as a trainer."""
     collectives: tuple[str, ...] = ()
     """Kinds of collectives in the call, such as one that gathers features of other ranks."""
+    weights: str = ""
+    """Digest of the model's weights in its first call after a step, if that computes no gradients; else empty."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +201,8 @@ class Gradient:
     """Sum over the rank's backward passes; None if there was none, or if not all values are finite."""
     applied: Projections | None
     """Gradient that the optimizer has applied."""
+    unclipped: Projections | None = None
+    """Gradient that torch's functions were given to clip; None without a clipping."""
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prove_records import ALONE, names, run, with_more
 
 from allstep.commands.prove.checks import findings, perhaps
-from allstep.commands.prove.launching import failure_of
+from allstep.commands.prove.launching import Script, failure_of
 from allstep.commands.prove.observer.observer import headline
 from allstep.commands.prove.records import (
+    BACKWARD,
     Collective,
     Ended,
     Forward,
     HostCopy,
     Kept,
     Loop,
+    Record,
+    Restored,
     Resumed,
+    Sampler,
     Started,
     Step,
     Waiting,
@@ -27,6 +32,7 @@ from allstep.commands.prove.records import (
     Yielded,
 )
 from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.common.base.errors import UserError
 
 _GRAPH = """Graph execution error:
 
@@ -143,6 +149,14 @@ def test_replicas_that_do_not_train():
     assert names(replace(right, ranks=(first, idle))) == ["replicas-idle"]
 
 
+def test_ranks_that_never_step_are_refused():
+    """As in a parameter server, in which rank 0 alone steps; such ranks cannot be cut alike."""
+    first, second = run().ranks
+    idle = Rank(tuple(Waiting(BACKWARD, "") if isinstance(one, Step) else one for one in second.records))
+    with pytest.raises(UserError, match="no step on rank 1"):
+        Script(Path("train.py"), (), "torchrun", 4, 1.0)._check(replace(run(), ranks=(first, idle)), "")
+
+
 def test_ranks_that_wait_at_different_places():
     right = run()
     waits = [Waiting("all_reduce", "train.py:30"), Waiting("barrier", "train.py:40")]
@@ -201,6 +215,51 @@ def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps)
     together = replace(run(), ranks=tuple(ranks))
     assert names(together) == found
     assert len(perhaps(Runs(ALONE, together), findings(Runs(ALONE, together)))) == num_perhaps
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows", "evaluates", "found", "num_perhaps"),
+    [
+        (("abc", "abc"), "01", True, [], 0),
+        (("abc", "abc"), "00", True, ["validation-repeated"], 0),
+        (("bcd", "aaa"), "00", True, ["buffers-differ"], 0),  # rank 0 alone updates an average
+        (("abc", "aaa"), "00", False, ["buffers-differ"], 0),  # the same of a target, beside training
+        (("bcd", "efg"), "01", True, ["buffers-differ"], 0),  # shares of the samples, by different models
+        (("bcd", "efg"), "00", True, [], 1),  # each rank looks at checkpoints of its own
+        (("bcd", "efg"), "01", False, [], 0),  # mutations of a policy
+    ],
+)
+def test_models_that_are_called_without_gradients(weights, rows, evaluates, found, num_perhaps):
+    ranks = []
+    for rank in run().ranks:
+        records: list[Record] = []
+        for one in rank.records[:-1]:
+            records.append(one)
+            if isinstance(one, Step):
+                call = Forward(one.number + 1, 1, False, (rows[rank.number],), None, {}, None, "train.py:20")
+                own = weights[rank.number][one.number - 1]
+                records.append(replace(call, weights=own, evaluates=evaluates))
+                records.append(Collective("allreduce", "", (), ""))
+        ranks.append(Rank(tuple(records)))
+    runs = Runs(ALONE, replace(run(), ranks=tuple(ranks)))
+    assert [one.name for one in findings(runs)] == found
+    assert len(perhaps(runs, findings(runs))) == num_perhaps
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler"), []),
+        (("ModelStateHandler", "OptimizerStateHandler"), ["TorchState(sampler=sampler, ...)"]),
+        (("SamplerStateHandler",), ["TorchState(model=model, optimizer=optimizer, ...)"]),
+    ],
+)
+def test_what_an_elastic_state_holds(kinds, expected):
+    right = with_more(Restored(kinds, "train.py:3"))
+    loop = Loop(1, "train.py:5", 3, sampler=Sampler("ElasticSampler", True))
+    ranks = [Rank(tuple(loop if isinstance(one, Loop) else one for one in rank.records)) for rank in right.ranks]
+    lines = perhaps(Runs(ALONE, replace(right, ranks=tuple(ranks))), [])
+    assert [line.rpartition("else: ")[2] for line in lines] == expected
 
 
 @pytest.mark.parametrize(

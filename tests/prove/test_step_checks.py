@@ -116,6 +116,15 @@ def test_the_factor_of_weights_beside_clipped_ones():
     assert names(map_steps(run(1), change)) == []
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(1, []), (2, ["gradients-summed"])])
+def test_a_sum_that_clipping_makes_as_long_as_a_mean(factor, expected):
+    def change(rank, step):
+        [whole] = step.gradients
+        return {"gradients": (replace(whole, applied=(0.1 / step.number,) * 4, unclipped=whole.applied),)}
+
+    assert names(map_steps(run(factor), change)) == expected
+
+
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
@@ -203,6 +212,29 @@ def test_rates_in_later_steps(alone, together, expected):
     if together[0] != together[1]:
         both = map_steps(both, lambda rank, step: {"weights": {"w": f"{rank * (step.number - 1)}"}})
     assert [finding.name for finding in findings(Runs(one, both))] == expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("StepLR", ["schedule-too-fast"]), ("ReduceLROnPlateau", [])])
+def test_rates_that_follow_losses_may_fall_at_other_times(kind, expected, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(f"scheduler = {kind}(optimizer)\n")
+    together = map_steps(run(), lambda _, step: {"learning_rates": ((0.2, 0.04, 0.02)[step.number - 1],)})
+    assert [finding.name for finding in findings(Runs(ALONE, together, script))] == expected
+
+
+@pytest.mark.parametrize(
+    ("names_of", "expected"), [("ab", "gradients-not-averaged"), ("b", "gradients-partly-averaged")]
+)
+def test_gradients_that_a_common_norm_scales(names_of, expected):
+    """Of two weights, some are not averaged; clipping by the norm of both changes both on each rank."""
+
+    def change(rank, step):
+        [whole] = step.gradients
+        averaged = {name: whole.local if name in names_of else whole.applied for name in "ab"}
+        clipped = {name: tuple(value / (rank + 3) for value in averaged[name]) for name in "ab"}
+        return {"gradients": tuple(Gradient(name, whole.local, clipped[name], averaged[name]) for name in "ab")}
+
+    assert names(map_steps(run(), change)) == [expected]
 
 
 @pytest.mark.parametrize(

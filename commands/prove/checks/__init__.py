@@ -52,4 +52,4 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
     lines = [one for one in (sharing.judge(runs), samples.same_samples(runs.together)) if isinstance(one, str)]
     if not names & {"uneven-batches", "collective-left-out", *_OTHER_STEPS}:
         lines += cooperation.may_be_uneven(runs.together)
-    return [*lines, *randomness.may_be_wrong(runs, names)]
+    return [*lines, *cooperation.may_restore_less(runs.together), *randomness.may_be_wrong(runs, names)]

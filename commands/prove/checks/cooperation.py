@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from allstep.commands.prove.checks.gradients import unequal
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import HostCopy, Step, World, Wrapped, Yielded
+from allstep.commands.prove.records import HostCopy, Restored, Step, World, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _MOST_STEPS = 0.8
@@ -125,6 +125,20 @@ def may_be_uneven(run: Run) -> Iterator[str]:
                 "else: give all ranks the same number of batches"
             )
             return
+
+
+def may_restore_less(run: Run) -> Iterator[str]:
+    """Yield what an elastic state of Horovod does not hold, and a training loop needs after ranks have changed."""
+    for state in run.ranks[0].all(Restored)[:1]:
+        samplers = [loop.sampler.kind for loop in run.ranks[0].training_loops if loop.sampler]
+        held = {one.removesuffix("StateHandler").lower() for one in state.kinds}
+        needed = ["model", "optimizer"] + ["sampler"] * ("ElasticSampler" in samplers)
+        if missing := [one for one in needed if one not in held]:
+            yield (
+                f"the elastic state is without the {' and the '.join(missing)} ({state.line}), which then stay as they "
+                "are when ranks are lost or added; right where callbacks of a reset do more, else: "
+                f"TorchState({', '.join(f'{one}={one}' for one in missing)}, ...)"
+            )
 
 
 def _batches_until_next_loop(rank: Rank, loop: int) -> tuple[int, bool]:

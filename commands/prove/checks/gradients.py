@@ -136,6 +136,9 @@ def _equal(projections: Sequence[Projections | None]) -> bool:
 
 def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Finding:
     rank, step = run.ranks[0], steps[0]
+    # Clipping by a norm of all gradients spreads the fault of some.
+    unclipped = [{one.name: one.unclipped for one in own.gradients if one.unclipped} for own in steps]
+    names = [name for name in names if not _equal([one.get(name) for one in unclipped])] or names
     # Of a loss over all ranks, some local gradients are equal before any average.
     local = [{one.name: one.local for one in own.gradients} for own in steps]
     same = [name for name in local[0] if name not in names]
@@ -289,10 +292,11 @@ def _factor(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
 
 
 def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return a gradient as it is applied, or averaged and not yet clipped, and the mean of the local ones."""
     local = [one.local for one in gradients if one.local]
-    if len(local) < len(gradients) or gradients[0].applied is None:
-        return None
-    return np.array(gradients[0].applied), np.mean(local, axis=0)
+    unclipped = [one.unclipped for one in gradients]
+    applied = unclipped[0] if _equal(unclipped) and unclipped[0] else gradients[0].applied
+    return None if len(local) < len(gradients) or applied is None else (np.array(applied), np.mean(local, axis=0))
 
 
 def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -> list[float]:

@@ -1,11 +1,13 @@
 """Check that ranks draw different random numbers where they should, and share one set of running statistics."""
 
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from allstep.commands.prove.checks.weights import differing
+from allstep.commands.prove.checks.samples import is_same
+from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import FROZEN, RUNNING, Forward, Kept, Wrapped, Yielded
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, FROZEN, RUNNING, Forward, Kept, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 
@@ -32,6 +34,14 @@ def check(runs: Runs) -> Iterator[Finding]:
             "in Keras hvd.broadcast_variables(model.weights, root_rank=0); else dist.broadcast(buffer, src=0); and "
             "change them on all ranks alike",
             line,
+        )
+    if (apart := _models_apart(run)) and apart[2]:
+        yield Finding(
+            "buffers-differ",
+            "ranks call models without gradients with different weights, as if one rank alone updates an average",
+            apart[1],
+            "update averages of weights on all ranks alike, or send rank 0's to all before models are called with them",
+            apart[0],
         )
     for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
         own = [{name: one for name, one in call.buffers.items() if name.endswith(RUNNING)} for call in together]
@@ -61,6 +71,8 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
             f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
             "its own, or rank 0's, which DDP sends, are enough, else: gather or average them, or use SyncBatchNorm"
         )
+    if (apart := _models_apart(run)) and not apart[2] and not explained:
+        yield f"{apart[1]} ({apart[0]}); right where each rank is to have its own model, else: send rank 0's to all"
     kept = [list(together) for together in zip(*(rank.all(Kept) for rank in run.ranks), strict=False)]
     for name in () if {"weights-differ", "weights-part"} & {*found} else _kept(kept, "averages", are_equal=False):
         yield (
@@ -124,6 +136,51 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
             is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
             if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
+    return found
+
+
+def _models_apart(run: Run) -> tuple[str, str, bool] | None:
+    """Return the line of a call without gradients in which weights differ between ranks, the evidence, and certainty.
+
+    It is certain if ranks validate shares of the samples, or if some never change weights that others do. It is not
+    for what ranks may try out, such as mutations of a policy, or checkpoints of which each evaluates some.
+    """
+    optimizers = range(1, run.num_optimizers + 1)
+    if (
+        run.shares_work
+        or run.has(AVERAGES_WEIGHTS)
+        or any(rejoins(run, one) or has_shards(run, one) for one in optimizers)
+    ):
+        return None
+    validated = [{id(one) for one in rank.forwards(training=False)} for rank in run.ranks]
+    looks = [_looks(rank) for rank in run.ranks]
+    found: tuple[str, str, bool] | None = None
+    for key in looks[0]:
+        steps = sorted(set(looks[0][key]).intersection(*(own.get(key, {}) for own in looks[1:])))
+        calls = [[own[key][step] for step in steps] for own in looks if steps]
+        apart = [together for together in zip(*calls, strict=True) if len({one.weights for one in together}) > 1]
+        if not apart:
+            continue
+        are_validated = all(id(one) in own for one, own in zip(apart[0], validated, strict=True))
+        rows = [one.rows for one in apart[0]]
+        are_shares = are_validated and all(rows) and not is_same(*rows[:2])
+        numbers = {len({one.weights for one in own}) for own in calls}
+        are_kept = len(steps) > 1 and min(numbers) == 1 < max(numbers)
+        evidence = f"before step {apart[0][0].step}, models are called with other weights on other ranks"
+        if are_shares or are_kept:
+            return key[0], evidence, True
+        found = found or ((key[0], evidence, False) if are_validated else None)
+    return found
+
+
+def _looks(rank: Rank) -> dict[tuple[str, int], dict[int, Forward]]:
+    """Return the calls with digests of weights, by their line and order in a step, and by step."""
+    found: dict[tuple[str, int], dict[int, Forward]] = defaultdict(dict)
+    counts = Counter[tuple[str, int]]()
+    for one in rank.all(Forward):
+        if one.weights:
+            counts[one.line, one.step] += 1
+            found[one.line, counts[one.line, one.step]][one.step] = one
     return found
 
 

@@ -3,6 +3,7 @@ and fall as on one rank."""
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from allstep.commands.prove.checks.samples import global_batches
@@ -29,7 +30,7 @@ def check(runs: Runs) -> Iterator[Finding]:
         return
     rate, scaled = alone[0].learning_rates[0], together[0].learning_rates[0]
     growth = batch_together / batch_alone
-    finding = _falls_faster(runs, alone, together, growth)
+    finding = None if follows_losses(runs) else _falls_faster(runs, alone, together, growth)
     ended_early = len(together) == 1 < len(alone)  # such as where the script's library stops it
     if warms_up(runs) or ended_early or not rate:  # the end of a warm-up may not be seen
         yield from [finding] if finding else []
@@ -67,6 +68,11 @@ def warms_up(runs: Runs) -> bool:
     """Return whether the rate on several ranks rises, in the steps or epochs that are seen."""
     rates = [step.learning_rates[0] for step in _steps(runs.together) if step.learning_rates]
     return len(rates) > 2 and max(rates) > rates[0] * (1 + _NEAR)
+
+
+def follows_losses(runs: Runs) -> bool:
+    """Return whether the script lowers rates where losses stay the same, which these need not do in both runs."""
+    return bool(runs.script and re.search("plateau", runs.script.read_text(), re.IGNORECASE))
 
 
 def _differs(run: Run) -> Finding | None:

@@ -12,7 +12,7 @@ from allstep.commands.prove.observer import pytorch
 from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_optimizers import IS_PARTIAL
-from allstep.commands.prove.records import JOIN, Collective, World, Wrapped
+from allstep.commands.prove.records import JOIN, Collective, Restored, World, Wrapped
 
 _ASYNCHRONOUS = (
     "_allgather_async",
@@ -68,6 +68,10 @@ def install(observer: Observer) -> None:
             optimizers.before_inplace(tensor)
         yield
 
+    def observe_state(state: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        yield
+        observer.write(Restored(tuple(type(one).__name__ for one in state._handlers.values()), observer.line()))
+
     operations = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
     around = observer.around
     observe_init = observer.while_waiting("hvd.init", note_world)
@@ -75,6 +79,7 @@ def install(observer: Observer) -> None:
     replace_everywhere("horovod.torch", hvd, "DistributedOptimizer", around("hvd's optimizers", observe_optimizer))
     partial = around("Adasum", observe_partial_step)
     replace(wrapper_classes._DistributedAdasumOptimizer, "_allreduce_grad_async", partial)
+    replace(hvd.elastic.TorchState, "__init__", around("elastic states", observe_state))
     for name in _ASYNCHRONOUS:
         replace(mpi_ops, name, around("Horovod's collectives", observe_collective(name)))
     for name in _BLOCKING:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from allstep.commands.prove.observer.guarding import Observation
@@ -30,6 +31,8 @@ class Models:
         self._called: list[torch.nn.Module] = []
         self._caller = ""  # file that calls the outermost model
         self._num_calls: dict[int, int] = {}  # by model
+        self._last_looks: dict[int, int] = {}  # steps, by model
+        self._weights = observer.quiet("weights of models that are called without gradients", self._digest_of, "")
         self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).rows, ())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
@@ -78,13 +81,14 @@ class Models:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
         with observer.waiting("the model", computes=True):
             outputs = yield
+        # A call that steps by itself, such as of Lightning's manual optimization, has no outputs.
+        has_gradients = any(one.requires_grad for one in _tensors(outputs)) or observer.progress.num_steps >= step
+        is_training = torch.is_grad_enabled() and has_gradients
         observer.write(
             Forward(
                 step=step,
                 loop=observer.progress.loop,
-                # A call that steps by itself, such as of Lightning's manual optimization, has no outputs.
-                is_training=torch.is_grad_enabled()
-                and (observer.progress.num_steps >= step or any(one.requires_grad for one in _tensors(outputs))),
+                is_training=is_training,
                 rows=rows,
                 random_state=before if _random_state() != before else None,
                 buffers=dict(self._buffers(module)),
@@ -94,6 +98,7 @@ class Models:
                 in_eval=not module.training,
                 by_library="site-packages" in caller,
                 collectives=tuple(observer.collectives - earlier),
+                weights="" if is_training else self._weights(module, step),
             )
         )
 
@@ -104,6 +109,14 @@ class Models:
             observer = self._observer
             step, line = observer.progress.num_steps + 1, observer.line()
             observer.write(Forward(step, observer.progress.loop, True, (), None, buffers, None, line, in_eval=False))
+
+    def _digest_of(self, module: torch.nn.Module, step: int) -> str:
+        """Return a digest of a model's weights, once for each step; empty if ranks have shards of these."""
+        weights = list(module.parameters())
+        if self._last_looks.get(id(module)) == step or any(map(self._wrappers.is_sharded, weights)):
+            return ""
+        self._last_looks[id(module)] = step
+        return digest(np.concatenate([some_bytes(one).reshape(-1) for one in weights]))
 
     def _buffers(self, module: torch.nn.Module) -> Iterator[tuple[str, str]]:
         """Yield digests of running statistics in evaluation, and of all that is not trained in the first calls."""

@@ -4,7 +4,7 @@ import functools
 import math
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace as replace_field
 from typing import Any
 
@@ -18,7 +18,6 @@ from allstep.commands.prove.observer.pytorch_models import Models
 from allstep.commands.prove.observer.pytorch_values import (
     UnobservableError,
     bytes_of,
-    is_shard,
     is_zero,
     projected,
     some_bytes,
@@ -47,6 +46,7 @@ class Optimizers:
         self._hooked: dict[int, torch.Tensor] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._local: dict[int, Projections | None] = {}
+        self._unclipped: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
         self._origins: dict[int, int] = {}  # by parameter
         self._pending: Step | None = None
@@ -69,6 +69,7 @@ class Optimizers:
     def _add_local(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         self._observer.progress.note_backward()
         self._by_gradient.clear()
+        self._unclipped.pop(id(parameter), None)
         new = tuple(value / self.loss_scale for value in self._projected(gradient) or ()) or None
         if parameter.grad is None or is_zero(parameter.grad):  # else a further pass accumulates
             self._local[id(parameter)] = new
@@ -155,6 +156,13 @@ class Optimizers:
         if any(True for _ in self._on_their_way()):
             self._observer.write(EarlyChange(what, self._observer.progress.num_steps + 1, self._observer.line()))
 
+    def before_clip(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Keep the gradients of parameters that the script clips, of which a mean and a sum may become the same."""
+        self.before_change("clipped")
+        for one in parameters:
+            if one.grad is not None and id(one) in self._local:
+                self._unclipped.setdefault(id(one), self._projected(one.grad))
+
     def _on_their_way(self) -> Iterator[torch.Tensor]:
         """Yield the parameters whose gradients Horovod still averages, of which its wrapper keeps handles.
 
@@ -173,8 +181,8 @@ class Optimizers:
         if vars(optimizer).get(IS_PARTIAL) or self._outer is not None:
             return None
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        whole = [one for one in parameters if not self._is_sharded(one)]
-        sharded = [self._name(one) for one in parameters if self._is_sharded(one)]
+        whole = [one for one in parameters if not self._wrappers.is_sharded(one)]
+        sharded = [self._name(one) for one in parameters if self._wrappers.is_sharded(one)]
         has_closure = any(map(callable, (*args, *kwargs.values())))
         if not (sharded or has_closure or any(id(one) in self._local or _has_gradient(one) for one in whole)):
             return None  # it only makes slots, as Horovod's broadcast does on ranks without a checkpoint
@@ -247,6 +255,7 @@ class Optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._local.pop(id(parameter), None)
+                self._unclipped.pop(id(parameter), None)
         self._observer.write(step)
         if step.optimizer == 1:
             self._note_variables(self._observer)
@@ -254,12 +263,10 @@ class Optimizers:
         if self._observer.progress.end_step(0, step.optimizer, (bool(step.wrapper), size)):
             self._observer.stop()
 
-    def _is_sharded(self, parameter: torch.Tensor) -> bool:
-        return is_shard(parameter) or self._wrappers.is_sharded(parameter)
-
     def _gradient(self, parameter: torch.Tensor) -> Gradient:
         assert parameter.grad is not None
-        return Gradient(self._name(parameter), self._local.get(id(parameter)), self._projected(parameter.grad))
+        local, unclipped = self._local.get(id(parameter)), self._unclipped.get(id(parameter))
+        return Gradient(self._name(parameter), local, self._projected(parameter.grad), unclipped)
 
     def _projected(self, tensor: torch.Tensor) -> Projections | None:
         return self._or_none("gradients of some weights", projected, tensor)
@@ -312,9 +319,12 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
         with observer.waiting(BACKWARD, computes=True):
             yield
 
-    def observe_clip(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        optimizers.before_change("clipped")
-        yield
+    before_clip = observer.quiet("clipping", optimizers.before_clip)
+
+    def observe_clip(parameters: Any, *args: Any, **kwargs: Any) -> Generator[Arguments, Any, None]:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # of a generator
+        before_clip(parameters)
+        yield (parameters, *args), kwargs
 
     def observe_hook(tensor: torch.Tensor, hook: Any) -> Generator[Arguments, Any, None]:
         yield (tensor, optimizers.around_hook(tensor, hook) if isinstance(tensor, torch.nn.Parameter) else hook), {}

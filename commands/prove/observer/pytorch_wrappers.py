@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from allstep.commands.prove.observer.pytorch_values import is_shard
 from allstep.commands.prove.records import RUNNING
 
 
@@ -37,12 +38,12 @@ class Wrappers:
         self._sharded.update(map(id, parameters))
 
     def is_sharded(self, parameter: torch.Tensor) -> bool:
-        """Return whether FSDP shards a parameter."""
-        return id(parameter) in self._sharded
+        """Return whether each rank has a shard of a parameter."""
+        return is_shard(parameter) or id(parameter) in self._sharded
 
     def is_kept_alike(self, tensor: torch.Tensor, name: str) -> bool:
         """Return whether ranks have shards of a tensor, or it is a running statistic of which DDP sends rank 0's."""
-        return id(tensor) in self._sharded or (id(tensor) in self._sent_buffers and name.endswith(RUNNING))
+        return self.is_sharded(tensor) or (id(tensor) in self._sent_buffers and name.endswith(RUNNING))
 
     def note_forward(self, wrapper: DistributedDataParallel) -> None:
         """Note that DistributedDataParallel is called, and whether it will average."""
