@@ -18,6 +18,12 @@ STYLES = (
         "",
     ),
     Fault(
+        "buffers-differ",
+        "ddp_swa",
+        "        ema.update_parameters(network)\n",
+        "        if rank == 0:\n            ema.update_parameters(network)\n",
+    ),
+    Fault(
         "uneven-batches",
         "ddp_buckets",
         "        batches = batches[: len(batches) - len(batches) % self.size]\n",
@@ -113,6 +119,14 @@ STYLES = (
         "            with optimizer.skip_synchronize():\n"
         "                optimizer.step()\n",
         "            nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n            optimizer.step()\n",
+    ),
+    Fault(
+        "gradients-summed",
+        "horovod_accumulated",
+        "            nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n",
+        "            for parameter in model.parameters():\n"
+        "                parameter.grad *= hvd.size()\n"
+        "            nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n",
     ),
     Fault("gradients-summed", "horovod_accumulated", "    gradient_predivide_factor=1.0,\n", "    op=hvd.Sum,\n"),
     Fault("gradients-summed", "horovod_handles", "op=hvd.Average", "op=hvd.Sum"),

@@ -150,7 +150,7 @@ def test_replicas_that_do_not_train():
 
 
 def test_ranks_that_never_step_are_refused():
-    """As in a parameter server, in which rank 0 alone steps; such ranks cannot be cut alike."""
+    """Rank 0 alone steps, as a parameter server does; such ranks cannot be cut alike."""
     first, second = run().ranks
     idle = Rank(tuple(Waiting(BACKWARD, "") if isinstance(one, Step) else one for one in second.records))
     with pytest.raises(UserError, match="no step on rank 1"):

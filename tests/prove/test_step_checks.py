@@ -226,7 +226,7 @@ def test_rates_that_follow_losses_may_fall_at_other_times(kind, expected, tmp_pa
     ("names_of", "expected"), [("ab", "gradients-not-averaged"), ("b", "gradients-partly-averaged")]
 )
 def test_gradients_that_a_common_norm_scales(names_of, expected):
-    """Of two weights, some are not averaged; clipping by the norm of both changes both on each rank."""
+    """Clipping by the norm of two weights, one of which is not averaged, changes both on each rank."""
 
     def change(rank, step):
         [whole] = step.gradients

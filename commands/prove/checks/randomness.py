@@ -43,9 +43,8 @@ def check(runs: Runs) -> Iterator[Finding]:
             "update averages of weights on all ranks alike, or send rank 0's to all before models are called with them",
             apart[0],
         )
-    for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
-        own = [{name: one for name, one in call.buffers.items() if name.endswith(RUNNING)} for call in together]
-        if names := differing(own):
+    for together, statistics in _running_statistics(run):
+        if (names := differing(statistics)) and not (apart and apart[2] and apart[0] == together[0].line):
             yield Finding(
                 "batch-norm-parts",
                 "each rank has running statistics of its own samples: their validation is of different models, and the "
@@ -66,7 +65,11 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
     if (same := _same_draws(run)) and same[0].by_library:
         yield f"{same[1]} ({same[0].line}); right where a library seeds all ranks alike, else: torch.manual_seed(rank)"
     explained = {"batch-norm-parts", "buffers-differ", "weights-differ"} & {*found}
-    for line, names in () if explained else _buffers_apart(run, are_constant=False).items():
+    validated = {name for _, statistics in _running_statistics(run) for name in statistics[0]}  # averaged before
+    buffers = {} if explained else _buffers_apart(run, are_constant=False)
+    for line, own in buffers.items():
+        if not (names := [name for name in own if name not in validated]):
+            continue
         yield (
             f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
             "its own, or rank 0's, which DDP sends, are enough, else: gather or average them, or use SyncBatchNorm"
@@ -137,6 +140,15 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
             if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
     return found
+
+
+def _running_statistics(run: Run) -> Iterator[tuple[tuple[Forward, ...], list[dict[str, str]]]]:
+    """Yield the calls of all ranks that validate a model, and its running statistics on each rank."""
+    for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
+        yield (
+            together,
+            [{name: one for name, one in call.buffers.items() if name.endswith(RUNNING)} for call in together],
+        )
 
 
 def _models_apart(run: Run) -> tuple[str, str, bool] | None:
