@@ -12,7 +12,6 @@ from allstep.commands.prove.checks import findings
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.records import (
     APPLIED,
-    BACKWARD,
     FROZEN,
     TENSOR_PARALLEL,
     Collective,
@@ -21,56 +20,12 @@ from allstep.commands.prove.records import (
     Gradient,
     Sent,
     Step,
-    Waiting,
     World,
     Wrapped,
     Yielded,
 )
 from allstep.commands.prove.runs import Rank, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
-
-
-@pytest.mark.parametrize(
-    ("factor", "expected"),
-    [(1, []), (2, ["gradients-summed"]), (0.5, ["gradients-averaged-twice"]), (0.37, [])],
-)
-def test_the_factor_of_the_mean(factor, expected):
-    """A factor that is neither the number of ranks nor its inverse comes from a clipped norm or a loss scale."""
-    assert names(run(factor)) == expected
-
-
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ((0.66, 0.5, 0.4), []),  # each replica divides by the global batch; the first samples were harder
-        ((1.4, 1.0, 0.9), ["gradients-summed"]),
-        ((0.3, 0.25, 0.2), ["loss-scaled"]),
-    ],
-)
-def test_the_losses_of_gradients_that_are_summed(losses, expected):
-    """Oracle: each loss is 1 on one rank, and so 1/2 on each of two ranks that divide by the samples of both."""
-    right = run(2)
-    for_each = [iter(losses) for _ in right.ranks]
-    ranks = [
-        Rank(tuple(replace(one, loss=next(own)) if isinstance(one, Step) else one for one in rank.records))
-        for rank, own in zip(right.ranks, for_each, strict=True)
-    ]
-    assert names(replace(right, ranks=tuple(ranks))) == expected
-
-
-@pytest.mark.parametrize(("weights", "expected"), [("00", ["gradients-summed"]), ("01", [])])
-def test_losses_of_other_first_weights_tell_nothing_unless_they_are_near(weights, expected):
-    """Oracle: each loss is 1 on one rank; 0.8 may be half of a larger one if both runs have drawn their weights."""
-    together = map_steps(run(2), lambda _, step: {"loss": 0.8, "weights": {"w": weights} if step.number == 1 else {}})
-    assert names(together) == expected
-
-
-def test_what_adasum_adds_up_is_no_mean():
-    """Neither the factor nor the learning rate is a fault: Horovod asks for no scaling with Adasum."""
-    call = Collective("allreduce", "w", (50,), "train.py:8", "adasum")
-    right = run(2, rate=0.1)
-    assert names(right) == ["gradients-summed", "learning-rate-not-scaled"]
-    assert names(replace(right, ranks=tuple(Rank((*rank.records[:-1], call)) for rank in right.ranks))) == []
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
@@ -87,42 +42,6 @@ def test_a_step_that_does_not_wait_for_averages(is_wrapped):
             "optimizer.synchronize() before" if is_wrapped else "step the optimizer that hvd.DistributedOptimizer has"
         )
         assert finding.mend.startswith(mend)
-
-
-@pytest.mark.parametrize(("is_same_sample", "expected"), [(True, []), (False, ["loss-scaled"])])
-def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, expected):
-    """Oracle: the mean of the losses of one rank over the samples of both ranks, which it sees in two steps."""
-    losses = iter((1.0, 3.0 if is_same_sample else 1.0, 1.0))
-
-    def change(record: object) -> object:
-        if isinstance(record, Step):
-            return replace(record, loss=next(losses))
-        if isinstance(record, Forward) and is_same_sample:
-            return replace(record, rows=tuple(f"{record.step - 1} 0 {row}" for row in range(4)))
-        return record
-
-    alone = replace(ALONE, ranks=(Rank(tuple(map(change, ALONE.ranks[0].records))),))
-    together = map_steps(run(), lambda rank, step: {"loss": 2.0})
-    assert [finding.name for finding in findings(Runs(alone, together))] == expected
-
-
-def test_the_factor_of_weights_beside_clipped_ones():
-    def change(rank, step):
-        [whole] = step.gradients
-        values = GRADIENTS[:, step.number - 1].mean(0).clip(-0.1, 0.1)
-        return {"gradients": (whole, Gradient("clipped", whole.local, projections(values)))}
-
-    assert names(map_steps(run(2), change)) == ["gradients-summed"]
-    assert names(map_steps(run(1), change)) == []
-
-
-@pytest.mark.parametrize(("factor", "expected"), [(1, []), (2, ["gradients-summed"])])
-def test_a_sum_that_clipping_makes_as_long_as_a_mean(factor, expected):
-    def change(rank, step):
-        [whole] = step.gradients
-        return {"gradients": (replace(whole, applied=(0.1 / step.number,) * 4, unclipped=whole.applied),)}
-
-    assert names(map_steps(run(factor), change)) == expected
 
 
 @pytest.mark.parametrize(
@@ -319,20 +238,6 @@ def test_ranks_that_share_tensors_need_the_same_samples():
     assert names(replace(apart, ranks=tuple(ranks))) == ["samples-differ"]
 
 
-@pytest.mark.parametrize(("queues", "expected"), [(("a", "a"), ["loss-scaled"]), (("a", "b"), [])])
-def test_losses_of_models_with_other_constants(queues, expected):
-    """The loss of a model with a queue of random keys tells nothing about that of another."""
-    halved = map_steps(run(), lambda _, step: {"loss": 0.5})
-    ranks = []
-    for rank, queue in zip(halved.ranks, queues, strict=True):
-        changing = iter((queue, f"{queue} 1", f"{queue} 2"))
-        records = [
-            replace(one, buffers={"queue": next(changing)}) if isinstance(one, Forward) else one for one in rank.records
-        ]
-        ranks.append(Rank(tuple(records)))
-    assert names(replace(halved, ranks=tuple(ranks))) == expected
-
-
 @pytest.mark.parametrize(("origin", "expected"), [(1, []), (2, ["gradients-not-averaged", "learning-rate-not-scaled"])])
 def test_rounds_of_federated_averages_with_an_optimizer_each(origin, expected):
     """Ranks part in a round, whose optimizer never sees them together again; that of another model tells nothing."""
@@ -344,26 +249,6 @@ def test_rounds_of_federated_averages_with_an_optimizer_each(origin, expected):
         return {"gradients": own, "weights": weights, **fields}
 
     assert names(map_steps(run(rate=0.1), change)) == expected
-
-
-@pytest.mark.parametrize("gathers", ["in the model", "after it", "no"])
-def test_losses_that_compare_samples_of_all_ranks(gathers):
-    """A contrastive loss grows with the number of ranks, whose samples it compares with each other."""
-    records = []
-    for record in (one for rank in run().ranks for one in rank.records):
-        if isinstance(record, Forward):
-            records.append(replace(record, collectives=("all_gather",) * (gathers == "in the model")))
-            records += [Collective("all_gather", "", (), "train.py:8")] * (gathers == "after it")
-            record = Waiting(BACKWARD, "train.py:8")
-        records.append(replace(record, loss=2.0) if isinstance(record, Step) else record)
-    half = len(records) // 2
-    together = replace(run(), ranks=(Rank(tuple(records[:half])), Rank(tuple(records[half:]))))
-    assert names(together) == ["loss-scaled"] * (gathers == "no")
-
-
-def test_the_loss_of_a_single_step_tells_nothing():
-    ranks = [Rank(rank.records[:5]) for rank in map_steps(run(), lambda _, step: {"loss": 2.0}).ranks]
-    assert names(replace(run(), ranks=tuple(ranks))) == []
 
 
 _APART = ["weights-differ", "gradients-not-averaged"]
