@@ -361,7 +361,7 @@ def test_weights_that_no_optimizer_trains(teacher, expected):
     for rank in run().ranks:
         digests = teacher if rank.number else "aaa"
         calls = [
-            Forward(step, 1, False, (), None, {f"{FROZEN}w": digests[step - 1]}, None, "train.py:6")
+            Forward(step, 1, True, (), None, {f"{FROZEN}w": digests[step - 1]}, None, "train.py:6")
             for step in (1, 2, 3)
         ]
         ranks.append(Rank((*rank.records[:-1], *calls, rank.records[-1])))

@@ -25,26 +25,20 @@ def check(runs: Runs) -> Iterator[Finding]:
             _script_randomness(run.library),
             forward.line,
         )
-    for line, names in _buffers_apart(run, are_constant=True).items():
+    apart = _buffers_apart(run, are_constant=True)
+    for line, names in apart.items():
         yield Finding(
             "buffers-differ",
             "ranks have different values in their models that no optimizer trains: constants, or averages of weights",
-            f"in the first steps, {listed(names)} have other values on other ranks",
+            f"in the steps seen, {listed(names)} have other values on other ranks",
             "before the first step, send rank 0's to all: hvd.broadcast_parameters(model.state_dict(), root_rank=0), "
             "in Keras hvd.broadcast_variables(model.weights, root_rank=0); else dist.broadcast(buffer, src=0); and "
             "change them on all ranks alike",
             line,
         )
-    if (apart := _models_apart(run)) and apart[2]:
-        yield Finding(
-            "buffers-differ",
-            "ranks call models without gradients with different weights, as if one rank alone updates an average",
-            apart[1],
-            "update averages of weights on all ranks alike, or send rank 0's to all before models are called with them",
-            apart[0],
-        )
-    for together, statistics in _running_statistics(run):
-        if (names := differing(statistics)) and not (apart and apart[2] and apart[0] == together[0].line):
+    for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
+        own = [{name: one for name, one in call.buffers.items() if name.endswith(RUNNING)} for call in together]
+        if (names := differing(own)) and together[0].line not in apart:
             yield Finding(
                 "batch-norm-parts",
                 "each rank has running statistics of its own samples: their validation is of different models, and the "
@@ -65,17 +59,11 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
     if (same := _same_draws(run)) and same[0].by_library:
         yield f"{same[1]} ({same[0].line}); right where a library seeds all ranks alike, else: torch.manual_seed(rank)"
     explained = {"batch-norm-parts", "buffers-differ", "weights-differ"} & {*found}
-    validated = {name for _, statistics in _running_statistics(run) for name in statistics[0]}  # averaged before
-    buffers = {} if explained else _buffers_apart(run, are_constant=False)
-    for line, own in buffers.items():
-        if not (names := [name for name in own if name not in validated]):
-            continue
+    for line, names in () if explained else _buffers_apart(run, are_constant=False).items():
         yield (
             f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
             "its own, or rank 0's, which DDP sends, are enough, else: gather or average them, or use SyncBatchNorm"
         )
-    if (apart := _models_apart(run)) and not apart[2] and not explained:
-        yield f"{apart[1]} ({apart[0]}); right where each rank is to have its own model, else: send rank 0's to all"
     kept = [list(together) for together in zip(*(rank.all(Kept) for rank in run.ranks), strict=False)]
     for name in () if {"weights-differ", "weights-part"} & {*found} else _kept(kept, "averages", are_equal=False):
         yield (
@@ -128,60 +116,48 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     begin = 2 if run.library == "horovod.tensorflow" else 1  # Keras' callbacks broadcast after the first step
-    calls = [[one for one in _calls_in_training(rank) if one.buffers and one.step >= begin] for rank in run.ranks]
+    calls = [[one for one in rank.forwards(training=True) if one.buffers and one.step >= begin] for rank in run.ranks]
+    validated = [
+        name for one in run.ranks[0].forwards(training=False) for name in one.buffers if name.endswith(RUNNING)
+    ]
     is_asked_for = any(one.keeps_buffers for rank in run.ranks for one in rank.all(Wrapped))
     for line in dict.fromkeys(one.line for one in calls[0]):
         own = [[one.buffers for one in calls_of_rank if one.line == line] for calls_of_rank in calls]
-        for name in own[0][0] if all(own) else ():
+        for name in [one for one in own[0][0] if one not in validated] if all(own) else ():
             digests = [[one.get(name) for one in buffers] for buffers in own]
             differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
             is_kept = name.startswith(FROZEN)
             is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
             if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
+    if (apart := _models_apart(run)) and apart[1] == are_constant:
+        found.setdefault(apart[0], []).append("all weights")
     return found
 
 
-def _running_statistics(run: Run) -> Iterator[tuple[tuple[Forward, ...], list[dict[str, str]]]]:
-    """Yield the calls of all ranks that validate a model, and its running statistics on each rank."""
-    for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
-        yield (
-            together,
-            [{name: one for name, one in call.buffers.items() if name.endswith(RUNNING)} for call in together],
-        )
+def _models_apart(run: Run) -> tuple[str, bool] | None:
+    """Return the line of a call of a model that is not trained there and differs between ranks, and whether it may not.
 
-
-def _models_apart(run: Run) -> tuple[str, str, bool] | None:
-    """Return the line of a call without gradients in which weights differ between ranks, the evidence, and certainty.
-
-    It is certain if ranks validate shares of the samples, or if some never change weights that others do. It is not
-    for what ranks may try out, such as mutations of a policy, or checkpoints of which each evaluates some.
+    It may not if ranks validate shares of the samples, or if some never change weights. It may if ranks try out models,
+    such as mutations of a policy, which is not reported, or checkpoints of which each evaluates some.
     """
     optimizers = range(1, run.num_optimizers + 1)
-    if (
-        run.shares_work
-        or run.has(AVERAGES_WEIGHTS)
-        or any(rejoins(run, one) or has_shards(run, one) for one in optimizers)
-    ):
+    if run.shares_work or run.has(AVERAGES_WEIGHTS) or any(rejoins(run, i) or has_shards(run, i) for i in optimizers):
         return None
-    validated = [{id(one) for one in rank.forwards(training=False)} for rank in run.ranks]
+    validated = {id(one) for rank in run.ranks for one in rank.forwards(training=False)}
     looks = [_looks(rank) for rank in run.ranks]
-    found: tuple[str, str, bool] | None = None
+    found = None
     for key in looks[0]:
-        steps = sorted(set(looks[0][key]).intersection(*(own.get(key, {}) for own in looks[1:])))
+        steps = sorted(set(looks[0][key]).intersection(*(own.get(key, ()) for own in looks)))
         calls = [[own[key][step] for step in steps] for own in looks if steps]
         apart = [together for together in zip(*calls, strict=True) if len({one.weights for one in together}) > 1]
         if not apart:
             continue
-        are_validated = all(id(one) in own for one, own in zip(apart[0], validated, strict=True))
-        rows = [one.rows for one in apart[0]]
-        are_shares = are_validated and all(rows) and not is_same(*rows[:2])
-        numbers = {len({one.weights for one in own}) for own in calls}
-        are_kept = len(steps) > 1 and min(numbers) == 1 < max(numbers)
-        evidence = f"before step {apart[0][0].step}, models are called with other weights on other ranks"
-        if are_shares or are_kept:
-            return key[0], evidence, True
-        found = found or ((key[0], evidence, False) if are_validated else None)
+        rows, is_validated = [one.rows for one in apart[0]], id(apart[0][0]) in validated
+        is_kept = len(steps) > 1 and min(len({one.weights for one in own}) for own in calls) == 1
+        if is_kept or (is_validated and all(rows) and not is_same(*rows[:2])):
+            return key[0], True
+        found = found or ((key[0], False) if is_validated else None)
     return found
 
 
@@ -194,14 +170,6 @@ def _looks(rank: Rank) -> dict[tuple[str, int], dict[int, Forward]]:
             counts[one.line, one.step] += 1
             found[one.line, counts[one.line, one.step]][one.step] = one
     return found
-
-
-def _calls_in_training(rank: Rank) -> list[Forward]:
-    """Return the calls that train a model, and those of models that are frozen, such as teachers."""
-    frozen = [
-        one for one in rank.all(Forward) if not one.is_training and all(n.startswith(FROZEN) for n in one.buffers)
-    ]
-    return [*rank.forwards(training=True), *frozen]
 
 
 def _states_of_batches(rank: Rank) -> list[tuple[str, ...]]:

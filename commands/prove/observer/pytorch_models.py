@@ -98,7 +98,7 @@ class Models:
                 in_eval=not module.training,
                 by_library="site-packages" in caller,
                 collectives=tuple(observer.collectives - earlier),
-                weights="" if is_training else self._weights(module, step),
+                weights="" if is_training and _is_trained(module) else self._weights(module, step),
             )
         )
 
@@ -125,11 +125,10 @@ class Models:
         named = dict(module.named_buffers())
         weights = {name.removeprefix("module."): one for name, one in module.named_parameters()}
         frozen = {f"{FROZEN}{name}": one for name, one in weights.items() if not one.requires_grad}
-        is_frozen = len(frozen) == len(weights) > 0
         if number > _FIRST_CALLS:
             named = {} if module.training else {name: one for name, one in named.items() if name.endswith(RUNNING)}
-        elif module.training or is_frozen:
-            named = frozen if is_frozen else named | frozen
+        elif module.training:
+            named |= frozen
             named = {name: one for name, one in named.items() if not self._wrappers.is_kept_alike(one, name)}
         for name, values in named.items():
             if values.is_floating_point():
@@ -147,6 +146,10 @@ def install(observer: Observer, wrappers: Wrappers) -> Models:
 
 def _has_weights(module: torch.nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    return any(one.requires_grad for one in module.parameters())
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
