@@ -80,6 +80,17 @@ def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_
     assert [finding.name for finding in findings(Runs(alone, together))] == expected
 
 
+@pytest.mark.parametrize(
+    ("factors", "expected"), [((0.3, 0.5, 0.7), []), ((0.5, 0.3, 0.5), ["gradients-averaged-twice"])]
+)
+def test_factors_of_a_norm_that_the_script_clips(factors, expected):
+    def change(rank, step):
+        [whole] = step.gradients
+        return {"gradients": (replace(whole, applied=tuple(factors[step.number - 1] * one for one in whole.applied)),)}
+
+    assert names(map_steps(run(), change)) == expected
+
+
 def test_the_factor_of_weights_beside_clipped_ones():
     def change(rank, step):
         [whole] = step.gradients
