@@ -4,6 +4,7 @@ Everything else is in setup.cfg.
 """
 
 import lzma
+import re
 import zipfile
 from pathlib import Path
 
@@ -24,11 +25,32 @@ class BuildPy(build_py):
         super().run()
         folder = Path("commands/horovod/patches")
         texts = {file.relative_to(folder).as_posix(): file.read_text() for file in sorted(folder.glob("*/*.*"))}
+        texts = {name: packed(text) if name.endswith(".patch") else text for name, text in texts.items()}
         # Texts about the same file compress better next to each other.
         ordered = sorted(texts.items(), key=lambda item: item[1].partition("\n--- a/")[2].partition("\n")[0])
         words = [word for item in ordered for word in item]
-        packed = lzma.compress("\0".join(words).encode(), preset=lzma.PRESET_EXTREME)
-        Path(self.build_lib, "allstep/commands/horovod/patches.xz").write_bytes(packed)
+        archive = lzma.compress("\0".join(words).encode(), preset=lzma.PRESET_EXTREME)
+        Path(self.build_lib, "allstep/commands/horovod/patches.xz").write_bytes(archive)
+
+
+def packed(patch):
+    """Return a patch without the words before it, which no program reads, and with one line around each change."""
+    lines, result = patch[patch.index("\n--- ") :].split("\n"), []
+    while lines:
+        line = lines.pop(0)
+        if not (found := re.match(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", line)):
+            result.append(line)
+            continue
+        hunk, old, new = [], int(found[2] or 1), int(found[4] or 1)
+        while old or new:
+            hunk.append(lines.pop(0))
+            old, new = old - (hunk[-1][0] != "+"), new - (hunk[-1][0] != "-")
+        changed = [number for number, one in enumerate(hunk) if one[0] != " "]
+        begin = max(0, changed[0] - 1)
+        hunk = hunk[begin : changed[-1] + (1 if changed[0] else 2)]
+        old, new = (sum(one[0] != sign for one in hunk) for sign in "+-")
+        result += [f"@@ -{int(found[1]) + begin},{old} +{int(found[3]) + begin},{new} @@", *hunk]
+    return "\n".join(result)
 
 
 class Compressor:
@@ -55,4 +77,6 @@ class BdistWheel(bdist_wheel):
         super().run()
 
 
-setup(cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})
+# Without the tables for readers of the repository, whose links lead to its files.
+README = Path("README.md").read_text().partition("\n## Beside others")[0]
+setup(long_description=README, cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})

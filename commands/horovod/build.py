@@ -41,7 +41,7 @@ def recipe(target: Target, patches: Iterable[Patch]) -> str:
 
     Headers and names of patches are left out, since they do not affect the code.
     """
-    changes = [patch.hunks for patch in patches]
+    changes = [[hunk.change() for hunk in patch.hunks] for patch in patches]
     mpi = (target.outside_mpi.kind, target.outside_mpi.version) if target.outside_mpi else None
     of_target = (sorted(target.versions.items()), mpi, target.conda, _options(target))
     return repr((sysconfig.get_config_var("SOABI"), of_target, SDIST_SHA256, changes, inserted(), BUILD_TOOLS))

@@ -36,6 +36,13 @@ class Hunk:
     start: int  # first line, counted from 1
     old: list[str]  # lines to replace
     new: list[str]  # lines to insert
+    num_before: int  # lines that stay before the first change
+    num_behind: int  # and behind the last one
+
+    def change(self) -> tuple[str, int, list[str], list[str]]:
+        """Return path, start, old and new lines without those that stay at both ends, of which a wheel has fewer."""
+        old, new = (lines[self.num_before : len(lines) - self.num_behind] for lines in (self.old, self.new))
+        return self.path, self.start + self.num_before, old, new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +93,17 @@ def parse(name: str, text: str) -> Patch:
             path = found[1]
             del lines[0]
         elif path and (found := _RANGES.match(line)):
-            sizes, old, new = (int(found[2] or 1), int(found[3] or 1)), [], []
+            sizes, old, new, signs = (int(found[2] or 1), int(found[3] or 1)), [], [], ""
             # Lines are counted, since a removed one may look like the next file's header.
             while lines and lines[0].startswith((" ", "-", "+")) and (len(old), len(new)) != sizes:
                 line = lines.pop(0)
+                signs += line[0]
                 old += [line[1:]] * (line[0] != "+")
                 new += [line[1:]] * (line[0] != "-")
             if not old or (len(old), len(new)) != sizes:
                 raise PatchFailed(f"{name}: expected {sizes} lines with some around each change, received other ones")
-            hunks.append(Hunk(path=path, start=int(found[1]), old=old, new=new))
+            around = {"num_before": len(signs) - len(signs.lstrip()), "num_behind": len(signs) - len(signs.rstrip())}
+            hunks.append(Hunk(path=path, start=int(found[1]), old=old, new=new, **around))
         elif not line.startswith(("diff ", "index ")):
             raise PatchFailed(f"{name}: expected a unified diff of a/PATH and b/PATH, received {line!r}")
     return Patch(name=name, header=header, hunks=hunks)

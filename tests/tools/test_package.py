@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from requirements import need_packages
 
-from allstep.commands.horovod.patch_series import texts
+from allstep.commands.horovod.patch_series import parse, texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_BYTES = 2**20
@@ -59,13 +60,20 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: opened.read(name) for name in opened.namelist() if not name.endswith("/RECORD")}
 
 
+def changes(named: Mapping[str, str]) -> dict[str, list]:
+    """Return what each patch changes."""
+    patches = {name: parse(name, text) for name, text in named.items() if name.endswith(".patch")}
+    return {name: [hunk.change() for hunk in patch.hunks] for name, patch in patches.items()}
+
+
 def test_the_wheel_holds_what_users_run(wheel):
     files = contents(wheel)
     names = set(files)
     assert wheel.stat().st_size < MAX_BYTES
     assert {"allstep/py.typed", "allstep/pytorch/train.py", "allstep/pytorch/__init__.py"} <= names
     words = lzma.decompress(files["allstep/commands/horovod/patches.xz"]).decode().split("\0")
-    assert dict(zip(words[::2], words[1::2], strict=True)) == texts()
+    packed = dict(zip(words[::2], words[1::2], strict=True))
+    assert changes(packed) == changes(texts()) and packed["inserted/checks.py"] == texts()["inserted/checks.py"]
     assert not [name for name in names if "benchmarks" in name or "tests" in name.split("/")]
 
 
