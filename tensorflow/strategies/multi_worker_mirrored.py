@@ -1,5 +1,6 @@
 """MultiWorkerMirroredStrategy: one process a GPU or core, gradients added up by TensorFlow's own all-reduce."""
 
+import functools
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -46,9 +47,7 @@ class MultiWorkerMirrored(DistributedStrategy):
         if self.flags.communication == "nccl" and "GPU" not in device:
             raise UserError("expected a GPU with --communication nccl, received none; use ring or auto on CPUs")
         handler = signal.getsignal(signal.SIGTERM)
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation)
-        )
+        self.strategy = _strategy(implementation)
         # TensorFlow catches SIGTERM for a preemption handler; without one, launchers could not end a rank by it.
         signal.signal(signal.SIGTERM, handler)
         if self.strategy.num_replicas_in_sync != self.placement.world_size:
@@ -73,6 +72,15 @@ class MultiWorkerMirrored(DistributedStrategy):
     def _exchange(self) -> Exchange | None:
         world_size = self.placement.world_size
         return ReplicaExchange(self.placement.rank, world_size, self.strategy) if world_size > 1 else None
+
+
+@functools.cache
+def _strategy(
+    implementation: tf.distribute.experimental.CommunicationImplementation,
+) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Return TensorFlow's strategy, made once: another would restart a server to which other ranks are speaking."""
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 @dataclass(frozen=True)

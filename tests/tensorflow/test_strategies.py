@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from jobs import (
     HOROVODRUN_GLOO,
     MPIRUN,
@@ -23,7 +24,7 @@ from jobs import (
 from ranks import REPOSITORY, environment, free_port, full, last, run
 from ranks import events as read_events
 
-from allstep.tensorflow.strategies import STRATEGIES
+from allstep.tensorflow.strategies import STRATEGIES, multi_worker_mirrored
 
 # 2 epochs of 26 steps. Slices are uneven, and an epoch's last batch has a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 1426, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 57,
@@ -179,6 +180,14 @@ def test_a_rank_that_drifts_is_told_once(tmp_path):
     assert result.returncode == 1, result.output
     expected = "out of step after step 1: the weights of rank 1 differ from those of rank 0, first in conv1.bias"
     assert result.output.count(" stopped: ") == result.output.count(expected) == 1, result.output
+
+
+def test_a_process_makes_one_strategy_of_several_workers(monkeypatch):
+    """A second Session would restart the server, to which the other ranks may be speaking by then."""
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda **_: object())
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    assert multi_worker_mirrored._strategy(ring) is multi_worker_mirrored._strategy(ring)
+    multi_worker_mirrored._strategy.cache_clear()
 
 
 ONE_WORKER = '{"cluster": {"worker": ["localhost:2222"]}, "task": {"type": "worker", "index": 0}}'
