@@ -224,6 +224,7 @@ def _finish_epoch(run: Run) -> None:
         **metrics,
     )
     run.saver.save(progress, session.validation_metrics.score(validation.loss, validation.metrics))
+    run.progress_state.enter("hooks")
     for hook in session.hooks:
         hook.on_epoch(session)
 

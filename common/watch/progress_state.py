@@ -18,6 +18,7 @@ PHASES = {
     "checkpoint": "gathering the checkpoint of step {}",
     "writing": "writing the checkpoint of step {}",
     "reporting": "reporting step {}",
+    "hooks": "a hook after step {}",
 }
 """Phases of a rank, with descriptions that take the step."""
 

@@ -22,8 +22,8 @@ _SLOWER_THAN_ALL = 10
 _PATIENCE_WITH_ALL_NEW = 60
 # The first training step has no limit then, since the duration of a compilation is unknown.
 _UNLIMITED_WHEN_NEW = ("compile", "step")
-# Disks and terminals may be arbitrarily slow, which must not end a run.
-_UNLIMITED = ("writing", "reporting")
+# Disks, terminals and a user's code may be arbitrarily slow, which must not end a run.
+_UNLIMITED = ("writing", "reporting", "hooks")
 # Phases in which ranks wait for each other, and what they wait for.
 _COLLECTIVES = {
     "step": "the gradients",

@@ -248,6 +248,15 @@ def test_a_failure_names_its_step_and_its_cause():
     assert isinstance(error.value.__cause__, OSError)
 
 
+def test_a_failure_of_a_hook_after_an_epoch_is_its_own(tmp_path):
+    class Fails(Hook):
+        def on_epoch(self, run):
+            raise KeyError("mine")
+
+    with pytest.raises(Fault, match="^a hook after step 4 failed: KeyError: 'mine'"):
+        Job(2, "--output-dir", tmp_path, hooks=lambda job, rank: [Fails()]).train()
+
+
 @pytest.mark.parametrize("flag", ["--deterministic", ""])
 def test_an_operation_without_a_deterministic_form_is_a_mistake_only_with_the_flag(flag):
     def fail(self, *_):
