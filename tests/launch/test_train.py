@@ -86,7 +86,7 @@ def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
     ],
 )
 def test_frameworks_train_the_same_curve(model, optimizer, tmp_path):
-    base_lr = 0.001 if optimizer.startswith("adam") else 0.05
+    base_lr = 0.001 if optimizer.startswith("adam") else 0.02  # at 0.05 rounding grows to 1 % on some processors
     flags = ("--model", model, "--optimizer", optimizer, "--base-lr", base_lr, "--weight-decay", 0.01, "--epochs", 2,
              "--log-every", 1, "--lr-scaling", "linear", "--warmup-epochs", 1,
              "--global-batch-size", 64)  # fmt: skip
