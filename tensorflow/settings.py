@@ -26,9 +26,14 @@ class SettingsCheck(Hook):
 
     def on_step(self, session: TrainingRun) -> None:
         self._check_layers()
+        if session.strategy.gpu is None:  # reading a number would wait for a GPU in each step
+            self._check_run_rates(session)
 
     def on_epoch(self, session: TrainingRun) -> None:
         self._check_layers()
+        self._check_run_rates(session)
+
+    def _check_run_rates(self, session: TrainingRun) -> None:
         self._check_rates([session.progress.learning_rate * factor for factor in rate_factors(self._start)])
 
     def _check_layers(self) -> None:

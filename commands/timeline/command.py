@@ -102,7 +102,7 @@ class Summary:
     """Medians over the steps of a timeline."""
 
     num_steps: int
-    num_gradients: int
+    num_tensors: int
     """Number of gradients in a step."""
     shares: dict[str, float]
     """Share of each stage in the gradients' ways; the shares add up to 1."""
@@ -122,7 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if flags.json:
         print(json.dumps(to_json(found), indent=1))
         return
-    print(f"{found.num_steps} steps of {found.num_gradients} gradients")
+    tensors = "one tensor" if found.num_tensors == 1 else f"{found.num_tensors} tensors"
+    print(f"{found.num_steps} steps, each with gradients in {tensors}")
     for stage, share in found.shares.items():
         print(f"{stage:12} {share:6.1%} of a gradient's way")
     print(f"{'reduction':12} {1000 * found.reduction_seconds:.3f} ms a step, {found.overlap:.0%} of it during backward")

@@ -79,7 +79,7 @@ class Sums(Reduction):
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
         self._is_last_pass = False
-        # Zeros are sent for a gradient that is missing. Whether all ranks lack it goes with the gradients.
+        # Whether all ranks lack a gradient goes with the gradients.
         missing_on_all = _ask_for_missing(self._bucket_of)
         for bucket in self._buckets:
             if bucket.wait is None:  # this rank lacks some of its gradients
@@ -137,7 +137,7 @@ class Sums(Reduction):
 
     @torch.no_grad()
     def _begin_sum(self, bucket: _Bucket) -> None:
-        """Begin the sum of a bucket over all ranks, whose vector takes the gradients' place in memory."""
+        """Begin the sum of a bucket over all ranks; zeros stand for gradients that this rank lacks."""
         found = [parameter.grad for parameter in bucket.parameters]
         bucket.sparse_dims = [0 if one is None or not one.is_sparse else one.sparse_dim() for one in found]
         dense = [
@@ -153,7 +153,7 @@ class Sums(Reduction):
         compression = cast("Any", getattr(hvd.Compression, self._compression))
         sent, context = compression.compress(vector)
         op = hvd.Average if self._averages else hvd.Sum
-        bucket.handle = handle = hvd.allreduce_async_(sent, op=op, name=f"allstep.gradients.{bucket.number}")
+        bucket.handle = handle = hvd.allreduce_async_(sent, op=op, name=f"gradients.{bucket.number}")
         return lambda: compression.decompress(hvd.synchronize(handle), context)
 
 

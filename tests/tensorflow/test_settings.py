@@ -33,16 +33,17 @@ def speed_up(model, optimizer) -> None:
     optimizer.learning_rate.assign(7.0)
 
 
-CASES = {
-    "on_start": (freeze, "dense.*, frozen by a hook"),
-    "on_step": (unfreeze, "dense.*, unfrozen by a hook"),
-    "on_epoch": (speed_up, "the learning rate 0.1, which the run sets, received 7"),
-}
+RATE = "the learning rate 0.1, which the run sets, received 7"
+CASES = [
+    ("on_start", freeze, "dense.*, frozen by a hook"),
+    ("on_step", unfreeze, "dense.*, unfrozen by a hook"),
+    ("on_step", speed_up, RATE),
+    ("on_epoch", speed_up, RATE),
+]
 
 
-@pytest.mark.parametrize("moment", CASES)
-def test_what_a_traced_step_would_not_see_is_refused(moment):
-    change, line = CASES[moment]
+@pytest.mark.parametrize(("moment", "change", "line"), CASES)
+def test_what_a_traced_step_would_not_see_is_refused(moment, change, line):
     hidden = layers.Dense(4), layers.Dense(4, trainable=False)
     model, optimizer = keras.Sequential([layers.Input((5,)), *hidden, layers.Dense(3)]), keras.optimizers.SGD(0.1)
     hooks = [Changes(moment, lambda: change(model, optimizer))]

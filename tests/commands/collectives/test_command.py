@@ -231,13 +231,13 @@ def test_a_timeline_by_hand(tmp_path, capsys):
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps(written_timeline()))
     found = timeline.summary(timeline.read_ways(path))
-    assert (found.num_steps, found.num_gradients) == (2, 2)
+    assert (found.num_steps, found.num_tensors) == (2, 2)
     assert found.shares == pytest.approx({"negotiation": 0.2, "queue": 0.2, "copy": 0.0, "reduction": 0.6})
     assert found.reduction_seconds == pytest.approx(300e-6) and found.overlap == pytest.approx(1 / 3)
     text = path.read_text()
     path.write_text(text[: text.rindex("{") - 2] + ", {")  # as a killed run leaves it
     cut = timeline.summary(timeline.read_ways(path))
-    assert (cut.num_steps, cut.num_gradients, cut.overlap) == (1, 2, pytest.approx(1 / 3))
+    assert (cut.num_steps, cut.num_tensors, cut.overlap) == (1, 2, pytest.approx(1 / 3))
     timeline.main([str(path)])
     assert "33% of it during backward" in capsys.readouterr().out
 
@@ -268,16 +268,16 @@ def test_a_timeline_without_names_or_length_has_a_summary(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([BEGIN, {**END, "ts": BEGIN["ts"]}]))
     found = timeline.summary(timeline.read_ways(path))
-    assert (found.num_steps, found.num_gradients, found.reduction_seconds) == (1, 1, 0.0)
+    assert (found.num_steps, found.num_tensors, found.reduction_seconds) == (1, 1, 0.0)
 
 
 def test_timeline_and_autotune_of_a_trainer(tmp_path):
-    """Horovod writes the timeline of a real training run; every gradient is reduced once per step."""
+    """Horovod writes the timeline of a real training run; all gradients are reduced together, once per step."""
     path = tmp_path / "new" / "timeline.json"
     flags = ("--epochs", "1", "--model", "mlp", "--batch-size", "64", "--timeline", path, "--autotune")
     result = launch("mpirun", 2, "pytorch/train.py", *flags)
     assert result.returncode == 0, result.output
     found = timeline.summary(timeline.read_ways(path))
-    # 1437 digits in batches of 128; 3 weights, 3 biases. Horovod drops events it has not written when it ends.
-    assert found.num_steps in (11, 12) and found.num_gradients == 6
+    # 1437 digits in batches of 128; all weights and biases. Horovod drops events it has not written when it ends.
+    assert found.num_steps in (11, 12) and found.num_tensors == 1
     assert sum(found.shares.values()) == pytest.approx(1) and 0 <= found.overlap <= 1
