@@ -163,7 +163,14 @@ STYLES = (
         ".shuffle(320, seed=rank).batch(8)",
     ),
     Fault("validation-of-one-rank", "keras_train_step", ", hvd.callbacks.MetricAverageCallback()]", "]"),
-    Fault("every-rank-writes", "keras_callbacks", "if rank == 0:\n    callbacks", "if True:\n    callbacks"),
+    # The drop-in itself refuses a ModelCheckpoint of several ranks.
+    Fault(
+        "every-rank-writes",
+        "keras_callbacks",
+        "if rank == 0:\n",
+        'save = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: model.save("last.keras"))\n'
+        "callbacks.append(save)\nif rank == 0:\n",
+    ),
     Fault("learning-rate-differs", "keras_callbacks", "self.count += 1", "self.count += 1 + rank"),
     Fault(
         "samples-overlap",

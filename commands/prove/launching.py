@@ -89,7 +89,7 @@ class Script:
                 "or join a process group; let all do so, or lower -np"
             )
         idle = [rank.number for rank in run.ranks if not rank.steps() and rank.forwards(training=True)]
-        if idle and len(idle) < len(run.ranks) and not run.stacks:
+        if idle and len(idle) < len(run.ranks) and not run.stacks and not run.is_deserted:
             raise UserError(
                 f"expected all ranks of {quote(self.path)} to step an optimizer, received no step on {ranks(idle)}, "
                 "which trains as well; let all ranks step, unless one of them is to be a parameter server"
