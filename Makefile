@@ -15,7 +15,7 @@ test: setup
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --warm
 
 test-quick: setup
-	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full"
+	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full and not slow"
 
 lint: setup
 	$(IN_VENV) ruff check .

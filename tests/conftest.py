@@ -40,7 +40,7 @@ launches.guard()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
+    parser.addoption("--write-seconds", action="store_true", help="write seconds.json: of files, and slow tests")
     parser.addoption("--warm", action="store_true", help="start programs as forks of a process with the framework")
 
 
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     launches.mark(items)
+    schedule.mark(items)
     schedule.sort(items)
 
 
