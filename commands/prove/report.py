@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from allstep.commands.prove.checks import perhaps
-from allstep.commands.prove.checks.gradients import factors_of
+from allstep.commands.prove.checks.factors import factors_of
 from allstep.commands.prove.checks.rates import follows_losses, warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed

@@ -75,4 +75,4 @@ def _is_users(module: str | None) -> bool:
     """Return whether a module is neither installed nor of Python or this suite."""
     name = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return name not in {*sys.stdlib_module_names, "allstep"} and not file.startswith(_INSTALLED)
+    return name != "allstep" and name not in sys.stdlib_module_names and not file.startswith(_INSTALLED)

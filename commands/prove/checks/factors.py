@@ -1,0 +1,236 @@
+"""Check by which factor the gradients that optimizers apply differ from the mean of those that the ranks have computed.
+
+Projections are linear: those of the applied gradient are s times the mean of the ranks' local ones, where s is 1 for an
+average, the number of ranks N for a sum, and 1/N for an average of averages. Clipping and loss scales give other
+factors, which are the same on all ranks and are not a fault.
+"""
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from allstep.commands.prove.checks.carrying import carries
+from allstep.commands.prove.checks.weights import differing
+from allstep.commands.prove.findings import Finding, listed
+from allstep.commands.prove.records import (
+    BACKWARD,
+    RUNNING,
+    Collective,
+    Forward,
+    Gradient,
+    Projections,
+    Step,
+    Waiting,
+)
+from allstep.commands.prove.runs import Rank, Run, Runs
+
+SAME = 1e-3
+"""Relative difference of projections due to rounding, even to 16 bits; local gradients differ by far more."""
+NEAR = 0.02
+"""Relative tolerance of a factor."""
+_NEAR_LOSS = {True: 0.25, False: 0.1}
+"""Relative tolerance of a ratio of losses on different samples, by whether the runs began with the same weights."""
+_FIRST_STEPS = 3
+"""Number of steps whose losses must agree on such a ratio."""
+_MANY_STEPS = 20
+"""Number of steps whose losses tell a sum from a mean, where samples are drawn anew in each run."""
+
+
+def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
+    run = runs.together
+    factors = factors_of(run, optimizer)
+    if not factors:
+        return
+    alone = factors_of(runs.alone, optimizer) if runs.alone else []
+    scale = alone[0] if alone and np.ptp(alone) <= SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
+    factor, size = statistics.median(factors) / scale, run.num_ranks
+    if 2 * sum(near(one / scale, factor) for one in factors) <= len(factors):
+        return  # of a norm that the script clips
+    first = next(run.steps(optimizer))[0]
+    if near(factor, size):
+        ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
+        share = _nearest_share(ratios, size, is_sure=len(ratios) <= 1 or _begin_alike(runs, optimizer))
+    elif any(one.unclipped and one.unclipped != one.applied for one in first.gradients):
+        share = 1.0  # such as of policies, whose losses differ by chance
+    else:
+        share = _certain_share(_loss_ratios(runs, optimizer), size, runs, optimizer)
+    evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
+    if share != 1:
+        evidence += f", and the loss {share:.3g} times that of one rank"
+    if near(factor * share, size) and share == 1:
+        yield Finding(
+            "gradients-summed",
+            f"gradients are added up over the ranks and not averaged: steps are {size} times too long",
+            evidence,
+            "divide each replica's sum of losses by the global batch, not by its own share of it: "
+            "tf.nn.compute_average_loss(losses, global_batch_size=...)"
+            if run.library == "tf.distribute"
+            else "average: op=hvd.Average, or divide the sum by the number of ranks",
+            first.line,
+        )
+    elif near(factor, 1 / size) and share == 1:
+        yield Finding(
+            "gradients-averaged-twice",
+            f"gradients are averaged, and divided by the number of ranks again: steps are {size} times too short",
+            evidence,
+            f"leave the second average out{_second_average(run.ranks[0])}",
+            first.line,
+        )
+    elif near(factor * share, 1 / size) or near(factor * share, size):
+        yield Finding(
+            "loss-scaled",
+            "the loss is scaled by the number of ranks, besides the average of gradients",
+            evidence,
+            "divide by the global batch, once: Keras' losses do so in a strategy, unless their reduction is none"
+            if run.library == "tf.distribute"
+            else "let the loss be the mean over the rank's own samples; the wrapper does the rest",
+            first.line,
+        )
+
+
+def factors_of(run: Run, optimizer: int) -> list[float]:
+    """Return the factors of the mean that steps apply; those of single weights if values of others are clipped."""
+    pairs = [
+        [pair for own in zip(*(one.gradients for one in steps), strict=False) if (pair := _pair(own))]
+        for steps in run.steps(optimizer)
+    ]
+    whole = [factor for own in pairs if (factor := factor_of(own)) is not None]
+    return whole or [factor for own in pairs for pair in own if (factor := factor_of([pair])) is not None]
+
+
+def factor_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """Return the ratio of the applied gradients to the means of the local ones; None if they are not proportional."""
+    if not pairs:
+        return None
+    applied, mean = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    size = float(mean @ mean)
+    if size == 0:
+        return None
+    factor = float(applied @ mean) / size
+    return factor if np.linalg.norm(applied - factor * mean) <= 0.01 * np.linalg.norm(applied) else None
+
+
+def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return a gradient as it is applied, or averaged and not yet clipped, and the mean of the local ones."""
+    local = [one.local for one in gradients if one.local]
+    unclipped = [one.unclipped for one in gradients]
+    applied = unclipped[0] if equal(unclipped) and unclipped[0] else gradients[0].applied
+    return None if len(local) < len(gradients) or applied is None else (np.array(applied), np.mean(local, axis=0))
+
+
+def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -> list[float]:
+    """Return the ratios of the first steps' losses on several ranks to those on one; empty if they tell nothing.
+
+    If one rank trains on the same samples in its first steps, the only ratio is that on these samples. Otherwise a few
+    losses are needed, since those of small batches differ by chance.
+    """
+    if runs.alone is None or _has_buffers_apart(runs.together) or _compares_ranks(runs):
+        return []
+    if (ratio := _ratio_on_same_samples(runs, optimizer)) is not None:
+        return [ratio]
+    pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
+    losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, max_steps)]
+    ratios = [several / one for one, several in losses if one and several is not None]
+    return ratios if len(ratios) >= _FIRST_STEPS else []
+
+
+def _compares_ranks(runs: Runs) -> bool:
+    """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
+    gathers: list[Collective] = []
+    for record in runs.together.ranks[0].records:
+        if isinstance(record, Forward) and record.rows:
+            gathers = []
+            if record.is_training and any("gather" in kind for kind in record.collectives):
+                return True
+        elif isinstance(record, Collective) and "gather" in record.kind:
+            gathers.append(record)
+        elif isinstance(record, Waiting) and record.what == BACKWARD and gathers:
+            return any(carries(runs.script, one.callers, (record.line,)) for one in gathers)
+    return False
+
+
+def _has_buffers_apart(run: Run) -> bool:
+    """Return whether the models of ranks begin with other constants, by which their losses differ."""
+    first = [next((one.buffers for one in rank.forwards(training=True) if one.buffers), {}) for rank in run.ranks]
+    return any(not name.endswith(RUNNING) for name in differing(first))
+
+
+def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
+    """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any."""
+    assert runs.alone
+    first = next(runs.together.steps(optimizer))
+    together = {row for rank, step in zip(runs.together.ranks, first, strict=True) for row in _rows(rank, step)}
+    losses = []
+    for [step] in runs.alone.steps(optimizer):
+        rows = _rows(runs.alone.ranks[0], step)
+        if step.loss is None or not rows or not rows <= together:
+            break
+        losses.append(step.loss)
+        together -= rows
+    several = _loss(first)
+    return several / statistics.mean(losses) if several is not None and losses and not together else None
+
+
+def _rows(rank: Rank, step: Step) -> set[str]:
+    """Return the samples of the last calls of the model before a step, from which the step's losses are computed."""
+    calls = [one for one in rank.forwards(training=True) if one.step == step.number and one.rows]
+    return {row for one in calls[-max(1, step.num_passes) :] for row in one.rows}
+
+
+def _nearest_share(ratios: Sequence[float], size: int, *, is_sure: bool) -> float:
+    """Return which of 1, 1/N and 1/N**2 the ratios are nearest to, if gradients are sums over N ranks; 1/N is right.
+
+    If the runs began with other weights, which change losses as well, a ratio that is not near 1 tells nothing.
+    """
+    ratio = statistics.median(ratios) if ratios else 1.0
+    share = min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
+    return 1 / size if share == 1 and ratio < 1 - _NEAR_LOSS[False] and not is_sure else share
+
+
+def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:
+    """Return the ratio of the losses, if gradients are averages: 1, or a power of the number of ranks.
+
+    The first ratio must be near that power, and each ratio of the first steps nearer to it than to 1, since a small
+    batch may have twice the loss of another one by chance.
+    """
+    if runs.alone is None or not ratios:
+        return 1.0
+    bound = _NEAR_LOSS[_begin_alike(runs, optimizer)]
+    share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
+    return share if all(abs(ratio / share - 1) < abs(ratio - 1) for ratio in ratios) else 1.0
+
+
+def _begin_alike(runs: Runs, optimizer: int) -> bool:
+    """Return whether both runs began with the same weights."""
+    first = [next(run.steps(optimizer))[0] for run in (runs.alone, runs.together) if run]
+    return len(first) > 1 and first[0].weights == first[1].weights
+
+
+def _loss(steps: Sequence[Step]) -> float | None:
+    """Return the loss of a step, as the mean over the ranks."""
+    # Before Keras' first step nothing may be broadcast yet: only rank 0 has the weights of the run on one rank.
+    is_alike = not differing([step.weights for step in steps])
+    losses = [step.loss for step in (steps if is_alike else steps[:1]) if step.loss is not None]
+    return statistics.mean(losses) if losses else None
+
+
+def near(value: float, target: float) -> bool:
+    return abs(value / target - 1) < NEAR
+
+
+def _second_average(rank: Rank) -> str:
+    """Return the lines of collectives that the script itself calls between backward and step, in parentheses."""
+    waits = {step.line for step in rank.all(Step)}
+    lines = dict.fromkeys(one.line for one in rank.all(Collective) if one.kind in ("all_reduce", "allreduce"))
+    own = [line for line in lines if line and line not in waits]
+    return f" (the script's own all-reduces: {listed(own)})" if own else ""
+
+
+def equal(projections: Sequence[Projections | None]) -> bool:
+    first, *others = projections
+    if first is None or None in others:
+        return all(other is None for other in others) and first is None
+    scale = np.abs(first).max()
+    return all(np.abs(np.subtract(first, other)).max() <= SAME * scale for other in others if other)
