@@ -174,3 +174,17 @@ def train(num_ranks: int, output_dir: Path, *flags: object, **options: Any) -> l
 def of(name: str, found: Sequence[dict], field: str) -> list[Any]:
     """Return a field of all events with this name."""
     return [event[field] for event in found if event["event"] == name]
+
+
+def changed_worker(**methods):
+    """Return what replaces a run's worker by one of a subclass with these methods."""
+
+    def prepare(run):
+        run.worker.__class__ = type("Changed", (NumpyWorker,), methods)
+        return run
+
+    return prepare
+
+
+def on_rank(number: int, prepare):
+    return lambda run: prepare(run) if run.placement.rank == number else run
