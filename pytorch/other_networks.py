@@ -8,7 +8,7 @@ suite's canonical weights, so that their curves can be compared.
 import contextlib
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,9 @@ from allstep.pytorch.kept.pass_state import note_pass_state, pass_state
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import noting_uses
 from allstep.pytorch.losses import WithHeads, return_logits
+
+_SMALL, _STRIDE = 64, 32
+"""Pixels of the shorter side of the small images of a trial, and what their sides are multiples of."""
 
 
 def build_other(
@@ -123,20 +126,7 @@ def _outputs(
             return torch.randint(max(1, dataset.num_tokens), shape)
         return torch.randn(shape).permute(0, 3, 1, 2) if len(shape) == 4 else torch.randn(shape)
 
-    return_logits(network, tuple(dataset.output_shape))
-    network.to(torch.empty(0).device)
-    with torch.no_grad(), torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
-        inputs = drawn()
-        if any(map(is_lazy, network.modules())):
-            network.eval()
-            network(inputs)
-        before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
-        arrays = variants_of(*(one.numpy(force=True) for one in (inputs, drawn())))
-        variants, outputs = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])], None
-        if not of_library:
-            network.eval()
-            outputs = network(inputs[:2].clone())
-            before.restore()  # some count these passes as well
+    def tried(inputs: torch.Tensor, others: torch.Tensor) -> Any:
         network.train()
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
         if sharded and not of_library:  # on parameters in place of the network's, which have its hooks
@@ -144,15 +134,52 @@ def _outputs(
                 network(inputs.clone())
             before.restore()
             observer = contextlib.nullcontext()
-        with _noting_values(network):
-            trained = note_pass_state(network, before, variants, observer, in_parts=in_parts)
-        before.restore()
+        arrays = variants_of(*(one.numpy(force=True) for one in (inputs, others)))
+        variants = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])]
+        return note_pass_state(network, before, variants, observer, in_parts=in_parts)
+
+    return_logits(network, tuple(dataset.output_shape))
+    network.to(torch.empty(0).device)
+    with torch.no_grad(), torch.random.fork_rng(), torch.compiler.set_stance("force_eager"), _noting_values(network):
+        inputs = drawn()
+        if any(map(is_lazy, network.modules())):
+            network.eval()
+            network(inputs)
+        before = Snapshot(network, dict(network.named_buffers()) if of_library else None)
+        samples, outputs, trained = (inputs, drawn()), None, None
+        if not of_library:
+            network.eval()
+            outputs = network(inputs[:2].clone())
+            before.restore()  # some count these passes as well
+            trained = _tried_small(tried, samples, outputs)
+            before.restore()
+        if trained is None:
+            trained = tried(*samples)
+            before.restore()
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
     if of_library or not (isinstance(trained, torch.Tensor) and isinstance(outputs, torch.Tensor)):
         return trained if of_library or isinstance(outputs, torch.Tensor) else outputs
     return outputs if trained[:2].shape == outputs.shape else trained[:2]
+
+
+def _tried_small(tried: Callable[..., Any], samples: Sequence[torch.Tensor], outputs: object) -> Any:
+    """Return the outputs of a trial on small parts of large images, which takes a fraction of the time.
+
+    Returns: None if the images are small, or if the network computes otherwise with images of another size.
+    """
+    height, width = samples[0].shape[2:] if samples[0].ndim == 4 else (0, 0)
+    scale = _SMALL / max(1, min(height, width))
+    if scale > 0.5 or not isinstance(outputs, torch.Tensor):
+        return None
+    sizes = [max(_SMALL, round(side * scale / _STRIDE) * _STRIDE) for side in (height, width)]
+    try:
+        trained = tried(*(one[:, :, : sizes[0], : sizes[1]] for one in samples))
+    except Exception:  # of any kind, from a user's code; it comes again with whole images if they have it
+        return None
+    is_alike = isinstance(trained, torch.Tensor) and trained.shape == (len(samples[0]), *outputs.shape[1:])
+    return trained if is_alike else None
 
 
 def _timm(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:
@@ -245,6 +272,8 @@ _ONE_VALUE = "allstep_one_value"
 @contextlib.contextmanager
 def _noting_values(network: nn.Module) -> Iterator[None]:
     norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    for module in norms:
+        vars(module).pop(_ONE_VALUE, None)
     handles = [module.register_forward_pre_hook(_note_values) for module in norms]
     try:
         yield
@@ -254,6 +283,6 @@ def _noting_values(network: nn.Module) -> Iterator[None]:
 
 
 def _note_values(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Note whether a batch norm sees one value a channel and sample."""
+    """Note whether a batch norm sees one value a channel and sample, whatever the size of images."""
     samples, channels = inputs[0].shape[:2]
-    setattr(module, _ONE_VALUE, inputs[0].numel() == samples * channels)
+    setattr(module, _ONE_VALUE, getattr(module, _ONE_VALUE, True) and inputs[0].numel() == samples * channels)

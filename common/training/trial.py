@@ -122,7 +122,8 @@ def try_passes(
         sampled -= lacking
         anew = lacking - after.changes()  # by each pass, such as an auxiliary loss or masked weights
         lacking, repeated = lacking - anew, repeated - anew
-    if may_hide and not remembers:
+    # What code alone can reach would also have changed the outputs of the samples that stayed.
+    if may_hide and not remembers and (couples or not may_couple):
         before.restore()
         if remembers := not _same(outputs, run(0, 0), slice(None)):
             lacking = {_HIDDEN}

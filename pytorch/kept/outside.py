@@ -22,11 +22,12 @@ def outside_state(network: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any]
     """Yield name and value of each variable that the code of a network names, and a function that sets it."""
     found, seen, names = list[Any](), set[int](), Counter[str]()
     for module in network.modules():
-        found += (type(module), *vars(module).values(), *module._forward_pre_hooks.values())
-        found += module._forward_hooks.values()
+        found += (type(module), *filter(callable, vars(module).values()))
+        found += (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     while found:
         one = found.pop()
-        one = inspect.unwrap(getattr(one, "__func__", one)) if inspect.isroutine(one) else one
+        if not isinstance(one, type) and inspect.isroutine(one):
+            one = inspect.unwrap(getattr(one, "__func__", one))
         if id(one) in seen or not isinstance(one, (type, FunctionType)) or not _is_users(one.__module__):
             continue
         seen.add(id(one))

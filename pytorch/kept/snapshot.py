@@ -153,6 +153,8 @@ _MAX_DEPTH = 3
 
 def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
     """Return a value of an attribute, and what it holds now; None of what is not looked into."""
+    if isinstance(value, _PLAIN):
+        return value, value
     if isinstance(value, torch.Tensor):
         is_kept = value.layout == torch.strided and not (depth and isinstance(value, nn.Parameter))
         return value, value.detach().clone() if is_kept else None
@@ -167,7 +169,7 @@ def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
 
 def _put_back(kept: tuple[Any, Any]) -> Any:
     value, content = kept
-    if content is None:
+    if content is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):
         value.data.copy_(content)
@@ -197,6 +199,8 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
 
 def is_same(kept: tuple[Any, Any], value: Any) -> bool:
     before, content = kept
+    if isinstance(before, _PLAIN):
+        return type(before) is type(value) and (value == content or value != value)
     if content is None:
         return type(before) is type(value)
     if isinstance(value, torch.Tensor):

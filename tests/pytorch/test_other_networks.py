@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from contextlib import nullcontext
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -180,3 +181,32 @@ def test_weights_of_a_library_have_its_names():
 def test_networks_that_libraries_do_not_have(model, shape, expected):
     with pytest.raises(UserError, match=expected):
         build_other(model, Dataset(None, None, shape, 7), 0)  # pyright: ignore[reportArgumentType]
+
+
+LARGE = Dataset(None, None, (160, 320, 3), 7)  # pyright: ignore[reportArgumentType]
+SMALL, WHOLE = (64, 128), (160, 320)
+
+
+class Sized(nn.Module):
+    """Notes the sizes of images in training; takes those of any size, whole ones alone, or makes rows of pixels."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm, self.fc = kind, nn.BatchNorm2d(3), nn.Linear(3 * 160 * 320 if kind == "whole" else 3, 7)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            SIZES.put(tuple(images.shape[2:]))
+        pixels = self.norm(images)
+        outputs = self.fc(pixels.flatten(1) if self.kind == "whole" else pixels.mean((2, 3)))
+        return outputs[:1] if self.kind == "rows" and images.shape[2] < 160 else outputs
+
+
+SIZES = SimpleQueue()  # the trial puts a list back as it was
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("any", [SMALL]), ("whole", [SMALL, WHOLE]), ("rows", [SMALL, WHOLE])])
+def test_large_images_are_tried_small_where_a_network_takes_them(kind, sizes):
+    network = build_other("program", LARGE, 0, Sized(kind))
+    assert list(dict.fromkeys(SIZES.get() for _ in range(SIZES.qsize()))) == sizes
+    assert network.training and network.norm.num_batches_tracked == 0  # pyright: ignore
