@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -50,6 +51,9 @@ from allstep.tensorflow.layer_names import first_names
 from allstep.tensorflow.models import NAMES, canonical_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.passes import losses_of_layers
+
+_FACTORS = (1, 2)
+"""Factors of the losses of two passes, whose gradients have this ratio where they do not depend on their size."""
 
 
 def build_other(
@@ -165,6 +169,7 @@ def _tried(
 ) -> tuple[object, PassState]:
     """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
     before, found, drawn, samples = _Snapshot(network), [], [], variants[0]
+    adds, gradients = bool(network.losses), list[list[np.ndarray | None]]()  # losses of the pass before
 
     def passed(inputs: np.ndarray, training: bool = True, seed: int = 0) -> Any:
         before.reseed(seed)
@@ -173,25 +178,30 @@ def _tried(
             return network(inputs, training=training)
 
     def run(number: int, seed: int) -> np.ndarray | None:
-        found.append(passed(variants[number], seed=seed))
-        return tf.cast(found[-1], tf.float32).numpy() if isinstance(found[-1], tf.Tensor) else None
+        is_compared = may_couple and number == len(gradients) < len(_FACTORS)
+        with tf.GradientTape() if is_compared else nullcontext() as tape:
+            found.append(passed(variants[number], seed=seed))
+            if not isinstance(found[-1], tf.Tensor):
+                return None
+            outputs = tf.cast(found[-1], tf.float32)
+            kept = tf.reshape(outputs[1::2], [-1])  # of those samples that are the same
+            loss = tf.reduce_mean(kept * (1 - 2 * (np.arange(len(kept)) % 2))) * _FACTORS[min(number, 1)]
+        if tape:
+            gradients.append(sizes(tape, loss))
+        return outputs.numpy()
+
+    def sizes(tape: tf.GradientTape, loss: tf.Tensor) -> list[np.ndarray | None]:
+        devices = tf.distribute.get_strategy().experimental_local_results
+        weights = [devices(variable.value)[0] for variable in network.trainable_variables]
+        dense = [None if one is None else tf.convert_to_tensor(one) for one in tape.gradient(loss, weights)]
+        # Norm and sum are few numbers of large weights.
+        return [None if one is None else np.array([tf.norm(one), tf.reduce_sum(one)]) for one in dense]
 
     def added(inputs: np.ndarray) -> float:
         """Return what layers add to the loss of samples; dropout, whose draws depend on their number, is off."""
         before.restore()
         passed(inputs, training=False)
         return float(losses_of_layers(network, tf.constant(inputs)))
-
-    def gradients(samples: np.ndarray, factor: float) -> list[np.ndarray | None]:
-        before.restore()
-        devices = tf.distribute.get_strategy().experimental_local_results
-        weights = [devices(variable.value)[0] for variable in network.trainable_variables]
-        with tf.GradientTape() as tape:
-            outputs = tf.reshape(tf.cast(passed(samples), tf.float32)[1::2], [-1])  # of those that are the same
-            loss = tf.reduce_mean(outputs * (1 - 2 * (np.arange(len(outputs)) % 2))) * factor
-        dense = [None if one is None else tf.convert_to_tensor(one) for one in tape.gradient(loss, weights)]
-        # Norm and sum are few numbers of large weights.
-        return [None if one is None else np.array([tf.norm(one), tf.reduce_sum(one)]) for one in dense]
 
     norms = [layer for layer in layers_of(network) if isinstance(layer, (BatchNorm, keras.layers.BatchNormalization))]
     may_couple = in_parts and is_of_user and all(type(norm) is keras.layers.BatchNormalization for norm in norms)
@@ -206,12 +216,12 @@ def _tried(
         forgotten=lambda names: names - {variable.path for variable in network.variables},
         may_couple=may_couple,
     )
-    if may_couple and isinstance(found[0], tf.Tensor):
+    if adds and may_couple and isinstance(found[0], tf.Tensor):
         parts, whole = added(samples[:1]) + added(samples[1:]), added(samples)
         differs = not before.has_drawn() and not np.isclose(parts, whole, rtol=1e-3, equal_nan=True)
-        couples = state.couples or differs
-        bends = is_bent(gradients(samples, 1.0), gradients(variants[1], 2.0), times=2)
-        state = dataclasses.replace(state, couples=couples, bends=bends)
+        state = dataclasses.replace(state, couples=state.couples or differs)
+    if gradients:
+        state = dataclasses.replace(state, bends=is_bent(*gradients, times=_FACTORS[1]))
     if drawn:
         state = dataclasses.replace(state, forgotten=(*state.forgotten, _TF_RANDOM), remembers=True)
     before.restore()
