@@ -107,6 +107,11 @@ def gloo_is_busy() -> bool:
     return False
 
 
+def is_transforming() -> bool:
+    """Return whether a function of torch.func, such as vmap or jvp, calls this code (torch 2.14)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def takes_cpu_tensors() -> bool:
     """Return whether torch's default process group takes CPU tensors, which NCCL does not.
 

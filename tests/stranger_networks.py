@@ -192,6 +192,19 @@ class Calls(Base):
         return self.attention(hidden, hidden, hidden)[0].mean(1)
 
 
+class Slopes(Base):
+    """The derivative of an energy by its inputs, as force fields have it, and a layer that sees samples one by one."""
+
+    def more(self) -> None:
+        self.energy, self.each = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(6, 6)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            inputs = hidden if hidden.requires_grad else hidden.requires_grad_()
+            (forces,) = torch.autograd.grad(self.energy(inputs).sum(), inputs, create_graph=True)
+        return torch.vmap(self.each)(hidden + forces)
+
+
 class Scalar(Base):
     """A single number as a weight."""
 
@@ -278,7 +291,7 @@ NETWORKS = {
     one.__name__: one
     for one in (
         *(Buffers, ExtraState, Complex, Layouts, Tied, Outside, Containers, Calls, Scalar, Listed),
-        *(Averages, Norms, Sparse, Named, Pair, Heads),
+        *(Slopes, Averages, Norms, Sparse, Named, Pair, Heads),
     )
 }
 REFUSED_BY_FSDP = {

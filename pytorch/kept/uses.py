@@ -1,8 +1,9 @@
 """How a network uses its weights, as a trial pass shows: what FSDP, which exchanges weights, has to know.
 
-FSDP may cut a layer by itself if nothing but the layer's own forward uses its weights, and if it sees the layer's
-outputs; all other weights are gathered for as long as the whole network computes. A weight that the network keeps
-elsewhere than in its module stays as it was, so FSDP would not train it.
+FSDP may cut a layer by itself if nothing but the layer's own forward uses its weights, if it sees the layer's outputs,
+and if the pass computes no derivative of it, after which FSDP drops weights that the backward pass needs; all other
+weights are gathered for as long as the whole network computes. A weight that the network keeps elsewhere than in its
+module stays as it was, so FSDP would not train it.
 """
 
 import contextlib
@@ -14,12 +15,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from allstep.pytorch.compat import is_transforming
+
 _OPEN, _ELSEWHERE = "allstep_is_open", "allstep_kept_elsewhere"
 _VISIBLE = (torch.Tensor, bool, int, float, str, type(None))
+_DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
 def is_open(layer: nn.Module) -> bool:
-    """Return whether weights of `layer` are in use outside of its forward, or its outputs hide in an object."""
+    """Return whether the weights or outputs of `layer` are in use where FSDP does not see them."""
     return getattr(layer, _OPEN, False)
 
 
@@ -31,10 +35,13 @@ def kept_elsewhere(network: nn.Module) -> str | None:
 @contextlib.contextmanager
 def noting_uses(network: nn.Module) -> Iterator[None]:
     """Note on the modules of `network` how a pass uses their weights."""
-    running: list[nn.Module] = []
+    running, entered = list[nn.Module](), list[nn.Module]()
 
     def enter(module: nn.Module, _inputs: Any) -> None:
         running.append(module)
+        entered.append(module)
+        if is_transforming():
+            setattr(module, _OPEN, True)
 
     def leave(module: nn.Module, _inputs: Any, outputs: Any) -> None:
         running.pop()
@@ -52,7 +59,7 @@ def noting_uses(network: nn.Module) -> Iterator[None]:
             for parameter in module.parameters():
                 before.pop(id(parameter), None)  # it was not exchanged
                 owners.setdefault(id(parameter), []).append(module)
-        stack.enter_context(_Uses(network, owners, running, before))
+        stack.enter_context(_Uses(network, owners, running, entered, before))
         yield
 
 
@@ -64,13 +71,18 @@ class _Uses(TorchFunctionMode):
         network: nn.Module,
         owners: dict[int, list[nn.Module]],
         running: list[nn.Module],
+        entered: list[nn.Module],
         before: dict[int, str],
     ) -> None:
         super().__init__()
-        self._network, self._owners, self._running, self._before = network, owners, running, before
+        self._network, self._owners, self._before = network, owners, before
+        self._running, self._entered = running, entered
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func in _DERIVATIVES:  # of all that was computed before, perhaps
+            for module in self._entered:
+                setattr(module, _OPEN, True)
         leaves = [id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)]
         if leaves and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
             for leaf in leaves:

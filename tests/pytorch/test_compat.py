@@ -14,6 +14,7 @@ from allstep.pytorch import compat
 from allstep.pytorch.compat import (
     BatchNorm,
     all_gather,
+    is_transforming,
     known_arguments,
     set_max_programs,
     takes_cpu_tensors,
@@ -34,6 +35,12 @@ OPTIMIZERS = [
 def test_batch_norms_have_one_base(kind):
     assert isinstance(kind(3), BatchNorm)
     assert not isinstance(torch.nn.LayerNorm(3), BatchNorm)
+
+
+def test_a_transform_is_seen():
+    seen = []
+    torch.vmap(lambda number: seen.append(is_transforming()) or number)(torch.ones(2))
+    assert seen == [True] and not is_transforming()
 
 
 @pytest.mark.parametrize("number", [3, 12])

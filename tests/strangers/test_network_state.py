@@ -273,6 +273,7 @@ def test_fsdp_knows_how_weights_are_used():
         "Tied": {"head"},
         "Calls": {"a", "b", "head", "lstm", "attention"},
         "Containers": {"a", "b", "head", "0", "last"},
+        "Slopes": {"head"},
     }
     for name, expected_layers in alone.items():
         network = build_other("a program", SMALL, 0, NETWORKS[name]())
