@@ -7,7 +7,7 @@ with each other do not, so ranks would train something else than one process.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +34,13 @@ class LossCheck(Check):
         """Compare the loss of some samples with those of their parts. Raises UserError if they differ."""
         if num_parts(session) == 1:
             return
-        logits, targets = _drawn(session.dataset)
+        reasons = {self._try(*drawn, session.config.loss) for drawn in _drawn(session.dataset)} - {""}
+        if reasons and session.placement.rank == 0:
+            warn(f"--loss {session.config.loss} is not tried on the parts of a batch: {min(reasons)}")
+
+    def _try(self, logits: np.ndarray, targets: np.ndarray, loss: str | None) -> str:
+        """Return why the loss could not be tried, or an empty text."""
+        reason = ""
         for outputs in (logits, 1 / (1 + np.exp(-logits))):  # some losses take probabilities alone
             try:
                 whole, again, parts = self._measured(outputs, targets)
@@ -45,15 +51,14 @@ class LossCheck(Check):
                 reason = f"it is {whole} for numbers drawn at random"
                 continue
             if np.allclose((again, parts), whole, rtol=1e-3, atol=1e-5):
-                return
+                return ""
             raise UserError(
-                f"expected a loss of each sample by itself, or the mean of these, from --loss {session.config.loss}, "
-                f"received {whole / len(targets):.6g} for {len(targets)} samples and {parts / len(targets):.6g} for "
-                "their parts, as ranks and passes have them; return a loss of each sample, or train in one process "
-                "without --accumulate-steps and --slices"
+                f"expected a loss of each sample by itself, or the mean of these, from --loss {loss}, received "
+                f"{whole / len(targets):.6g} for {len(targets)} samples and {parts / len(targets):.6g} for their "
+                "parts, as ranks and passes have them; return a loss of each sample, or train in one process without "
+                "--accumulate-steps and --slices"
             )
-        if session.placement.rank == 0:
-            warn(f"--loss {session.config.loss} is not tried on the parts of a batch: {reason}")
+        return reason
 
     def _measured(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float, float]:
         """Return the loss of the samples, that of another call, and the sum for two parts."""
@@ -65,16 +70,45 @@ class LossCheck(Check):
         return whole, again, self._measure(outputs[:cut], targets[:cut]) + self._measure(outputs[cut:], targets[cut:])
 
 
-def _drawn(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs of which the later half is larger, and targets: the first and the last classes, or real ones."""
-    size, classes = 5, dataset.num_classes
-    if dataset.task == "regression":
-        indices = np.linspace(0, len(dataset.train) - 1, size).astype(np.int64)
-        _, targets = dataset.train.read(indices, epoch=0)
-    else:
-        some = np.r_[: min(classes, 8), max(classes - 8, min(classes, 8)) : classes]
-        size = max(size, len(some))
-        targets = np.resize(some, (size, *dataset.target_shape))
-    outputs = np.random.default_rng(0).standard_normal((size, *dataset.output_shape)).astype(np.float32)
-    outputs[size // 2 :] *= 3
-    return outputs, np.eye(classes, dtype=np.float32)[targets] if dataset.mixes_targets else targets
+_AT_ONCE, _LOOKED_AT, _MAX_DRAWN = 16, 2**16, 2**24
+"""Samples of one comparison, few enough for a single one that does not count to show; real targets that are looked at;
+and numbers in the outputs of all comparisons."""
+_EVENLY, _MAX_COLUMNS = 5, 16
+
+
+def _drawn(dataset: Dataset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield outputs of which the later half is larger, with targets that a loss may leave out or weigh otherwise.
+
+    These are the first and the last classes, or real targets that are the smallest, largest or most frequent.
+    """
+    numbers = math.prod(dataset.output_shape)
+    at_once = _AT_ONCE if numbers * _AT_ONCE <= _MAX_DRAWN else _EVENLY
+    draw = np.random.default_rng(0)
+    for targets in _special_targets(dataset) if dataset.task == "regression" else _classes(dataset, at_once, numbers):
+        outputs = draw.standard_normal((len(targets), *dataset.output_shape), np.float32)
+        outputs[len(targets) // 2 :] *= 3
+        yield outputs, np.eye(dataset.num_classes, dtype=np.float32)[targets] if dataset.mixes_targets else targets
+
+
+def _classes(dataset: Dataset, at_once: int, numbers: int) -> Iterator[np.ndarray]:
+    """Yield classes, each in a sample of its own; of very many, the first and the last ones."""
+    count = min(dataset.num_classes, at_once * max(1, _MAX_DRAWN // (at_once * numbers)))
+    chosen = np.r_[: -(-count // 2), dataset.num_classes - count // 2 : dataset.num_classes]
+    for some in np.array_split(chosen, -(-count // at_once)):
+        rows = np.resize(some, max(_EVENLY, len(some)))
+        yield np.repeat(rows, math.prod(dataset.target_shape)).reshape(-1, *dataset.target_shape)
+
+
+def _special_targets(dataset: Dataset) -> Iterator[np.ndarray]:
+    """Yield rows of real targets: some at equal distances, then those with special values in one of the columns."""
+    if (targets := getattr(dataset.train, "targets", None)) is None:
+        looked_at = np.linspace(0, len(dataset.train) - 1, _AT_ONCE).astype(np.int64)
+        _, targets = dataset.train.read(looked_at, epoch=0)
+    last = len(targets) - 1
+    evenly, looked_at = (
+        np.linspace(0, last, number).astype(np.int64) for number in (_EVENLY, min(last + 1, _LOOKED_AT))
+    )
+    for column in targets.T[:_MAX_COLUMNS]:
+        _, first, counts = np.unique(column[looked_at], return_index=True, return_counts=True)
+        frequent = looked_at[first[np.argsort(-counts, kind="stable")[: _AT_ONCE - _EVENLY - 2]]]
+        yield targets[np.r_[evenly, frequent[::-1], column.argmin(), column.argmax()]]
