@@ -129,6 +129,14 @@ def test_labels_with_wide_gaps_are_told(capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_targets_with_a_class_for_most_samples_are_told(capfd):
+    """scikit-learn's type_of_target warns of the same."""
+    for name, targets in (("ages", np.arange(NUM_SAMPLES)), ("captions", [f"{n} cats" for n in range(NUM_SAMPLES)])):
+        dataset = as_dataset((INPUTS, targets), (INPUTS[:9], targets[:9]), DataConfig(), where=name)
+        assert dataset.num_classes == NUM_SAMPLES
+        assert f"the 69 targets of {name} are 60 classes; numbers need --task reg" in capfd.readouterr().err
+
+
 class Reading:
     """Samples read by their indices, without an array of all targets."""
 

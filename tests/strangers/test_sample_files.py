@@ -283,6 +283,38 @@ def test_a_data_set_of_hugging_face_is_read_without_a_word(tmp_path, capfd):
     assert "cache-*, which other programs keep: 1, such as train/cache-12.arrow" in capfd.readouterr().err
 
 
+def test_what_an_earlier_data_set_left_in_the_folder_is_passed_over(tmp_path, capfd):
+    """Oracle: load_from_disk of `datasets` 5.2.0, which reads what these files name."""
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            arrow(tmp_path / name / f"{number}.arrow", (A, B)[number])
+        state = {"_data_files": [{"filename": "0.arrow"}], "_indices_data_files": None}
+        (tmp_path / name / "state.json").write_text(json.dumps(state))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["new"]}))
+    assert rows_of(opened(f"hf:{tmp_path}", tmp_path / "cache")) == list(range(30))
+    assert "files of an earlier data set: 3, such as new/1.arrow" in capfd.readouterr().err
+    (tmp_path / "new" / "state.json").write_text(json.dumps({"_indices_data_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(UserError, match="without indices in .*new, received one that an old version of datasets"):
+        opened(f"hf:{tmp_path}", tmp_path / "cache")
+
+
+def test_lists_with_gaps_are_refused(tmp_path):
+    rows = NUMBERS.reshape(60, 3, 1).tolist()
+    rows[5][1] = None
+    pyarrow.parquet.write_table(pa.table({"x": rows, "y": LABELS}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="expected a value in each place of x of .*, received 1 nulls; fill them"):
+        opened(f"parquet:{tmp_path}", tmp_path / "cache")
+
+
+def test_records_of_json_are_no_names_of_classes(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(12):
+            add(tar, f"{number}", jpg=png("JPEG"), json=json.dumps({"label": number % 3}).encode())
+    with pytest.raises(UserError, match="as the target in .*a.tar, 0, received .*label.*name another --target-field"):
+        opened(f"webdataset:{tmp_path}", tmp_path / "cache", target_field="json")
+
+
 def test_classes_without_a_sample_have_an_output(tmp_path):
     features = {"info": {"features": {"y": {"names": ["a", "b", "c", "d"], "_type": "ClassLabel"}}}}
     table = pa.table({"x": NUMBERS.tolist(), "y": LABELS % 3}).replace_schema_metadata(

@@ -160,8 +160,8 @@ def _array(chunk: Any, where: str) -> np.ndarray:
         shape.append(lengths["max"].as_py())
         chunk = chunk.flatten()
         kind = chunk.type
-    if chunk.null_count:
-        raise UserError(f"expected a value in each place of {where}, received {chunk.null_count} nulls; fill them")
+        if chunk.null_count:
+            raise UserError(f"expected a value in each place of {where}, received {chunk.null_count} nulls; fill them")
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         received = f"{kind} such as {quote(chunk[0].as_py())}" if _is_text(kind) and len(chunk) else str(kind)
         advice = "; paths of images are not opened: write the bytes of the files" * _is_text(kind)

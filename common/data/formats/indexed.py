@@ -192,4 +192,5 @@ def _name_in(data: bytes) -> str | None:
         name = data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         return None
-    return name if name.isprintable() and len(name) <= _MAX_NAME_CHARACTERS else None
+    is_json = name.startswith(("{", "["))  # of which a part may be the class
+    return name if name.isprintable() and len(name) <= _MAX_NAME_CHARACTERS and not is_json else None

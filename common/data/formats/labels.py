@@ -17,6 +17,8 @@ from allstep.common.data.passed_over import tell
 _MIN_SAMPLES_A_CLASS = 2
 """Whole floating-point numbers are classes if all of 0 to the largest occur, this many times on average."""
 _SUM_TOLERANCE = 1e-3
+_FEW_CLASSES = 20
+"""Classes that a few samples may have for themselves, without a line."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,18 @@ def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
             "numbers, or one name of a class for each sample"
         )
     names = np.unique(np.concatenate([np.unique(array) for array in targets]))
+    tell_of_many(len(names), sum(map(len, targets)), where)
 
     def convert(labels: np.ndarray) -> np.ndarray:
         return np.searchsorted(names, labels).astype(np.int64)
 
     return Meaning("classification", convert, len(names), tuple(names.tolist()))
+
+
+def tell_of_many(num_classes: int, num_samples: int, where: str) -> None:
+    """Tell of classes that most samples have for themselves, as ages, prices and captions."""
+    if num_classes > max(_FEW_CLASSES, num_samples / 2):
+        tell(f"the {num_samples} targets of {where} are {num_classes} classes; numbers need --task regression")
 
 
 def _whole_numbers(targets: Sequence[np.ndarray], task: str, tokens: bool, where: str) -> Meaning:

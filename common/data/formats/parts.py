@@ -91,7 +91,12 @@ _TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "i
 
 
 def find_parts(
-    config: DataConfig, suffixes: Sequence[str], passed: PassedOver, *, companions: str = "", leftovers: str = ""
+    config: DataConfig,
+    suffixes: Sequence[str],
+    passed: PassedOver,
+    *,
+    companions: str = "",
+    left_over: Callable[[Path], str] = lambda _: "",
 ) -> tuple[list[Path], list[Path]]:
     """Return training files and validation files, each sorted by path; the latter may be empty.
 
@@ -103,17 +108,18 @@ def find_parts(
         suffixes: suffixes of the data files, in lower case.
         passed: counts the files that are in neither part.
         companions: pattern of names of other files that belong to the format.
-        leftovers: prefix of the names of files that `map` and `filter` of Hugging Face's `datasets` leave.
+        left_over: why a data file is none of the data set, or an empty text.
     """
     folder = config.path
     assert folder is not None  # only called for user data sets, which have a path
     found = []
     for path in files_below(folder, passed, without=config.data_dir / "derived"):
         name = os.path.basename(path)
-        if leftovers and name.startswith(leftovers):
-            passed.add(f"files {leftovers}*, which other programs keep", path)
-        elif _SHARD.sub("", name.lower()).endswith(tuple(suffixes)):
-            found.append(path)
+        if _SHARD.sub("", name.lower()).endswith(tuple(suffixes)):
+            if reason := left_over(folder / path):
+                passed.add(reason, path)
+            else:
+                found.append(path)
         elif not re.fullmatch(companions, name):
             passed.add(f"files that are not {_any_of(suffixes)}", path)
     for part_of in (_folder_part, _name_part):

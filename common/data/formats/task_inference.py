@@ -10,7 +10,7 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, InputType, Split, Task
 from allstep.common.data.formats.arrays import check_channels_last
-from allstep.common.data.formats.labels import Meaning, meaning_of
+from allstep.common.data.formats.labels import Meaning, meaning_of, tell_of_many
 from allstep.common.data.passed_over import tell
 
 MAX_CLASSES = 2**20
@@ -126,6 +126,7 @@ def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
                 f"the labels of {where} go up to {highest}, so the network has {highest + 1} outputs, but only "
                 f"{distinct} different labels occur; number the classes from 0 without gaps"
             )
+        tell_of_many(int(distinct), sum(map(len, labels)), where)
     return highest + 1 if given is None else given
 
 
