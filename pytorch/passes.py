@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from allstep.common.catalog.networks import no_gradient
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.kept.pass_state import to_repeat
@@ -36,6 +37,8 @@ class TrainPass:
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float) -> torch.Tensor:
         """Add the gradients of the weighted sum of losses to those of `model`; return the sum of the losses."""
         loss_sum = self.loss(self.model(inputs), targets)
+        if not loss_sum.requires_grad:
+            raise no_gradient()
         # Not loss_sum.backward(weight), an operation less: PyTorch imports SymPy for it, a third of a second a start.
         (loss_sum * loss_weight).backward()
         return loss_sum.detach()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from allstep.common.catalog.networks import no_gradient
 from allstep.tensorflow.compat import layers_of
 from allstep.tensorflow.networks.batch_norm import counted
 
@@ -59,6 +60,8 @@ class OnePass:
         # Keras 3 variables wrap TensorFlow's: the tape knows only the latter.
         weights = [variable.value for variable in self._model.trainable_variables]
         found = tape.gradient(loss, [*weights, *layers])
+        if all(one is None for one in found):
+            raise no_gradient()
         # The gradient of an embedding is sparse (IndexedSlices): few rows on each rank, many over all.
         gradients = [None if one is None else tf.convert_to_tensor(one) for one in found]
         if layers:

@@ -170,6 +170,18 @@ def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
             f"expected outputs {_of_samples((2, *dataset.output_shape))} of --model {model}, received {outputs}; "
             f"{advice}"
         )
+    if "float" not in str(received.dtype):
+        raise UserError(
+            f"expected floating-point numbers as outputs of --model {model}, received {received.dtype}; return logits"
+        )
+
+
+def no_gradient() -> UserError:
+    """Return the error for a network whose weights do not change the loss, as after argmax or detach."""
+    return UserError(
+        "expected outputs that change with the network's weights, received outputs without a gradient; leave out what "
+        "ends it, such as argmax, a comparison, detach and no_grad"
+    )
 
 
 def _of_samples(shape: object) -> str:

@@ -57,6 +57,11 @@ class Stateful(Custom):
         self.hidden = layers.LSTM(4, stateful=True)
 
 
+def ended(end):
+    inputs = layers.Input((5,))
+    return keras.Model(inputs, end(layers.Dense(3)(inputs)))
+
+
 PASSES = {"accumulate_steps": 2}
 REFUSED = {
     "own train_step": (OwnStep, {}, "with the train_step of Keras from --model .* received OwnStep with its own"),
@@ -67,6 +72,8 @@ REFUSED = {
     "built before --precision": (Custom, {"precision": "bf16"}, "compute in bfloat16; give a function that builds it"),
     "float8": (float8, {}, "has .*scale, a scale of float8, which is no weight; leave float8 out"),
     "masked outputs": (lambda: stacked(VECTORS, layers.Masking()), {}, "ends in a mask of its outputs"),
+    "no gradient": (lambda: ended(lambda y: keras.ops.one_hot(keras.ops.argmax(y, -1), 3)), {}, "without a gradient"),
+    "answers": (lambda: ended(lambda y: y > 0), {}, "floating-point numbers as outputs of --model .* received .*bool"),
     "counter": (lambda: stacked(VECTORS, Counts("int32")), PASSES, "changes .*count in each pass, of which"),
     "counter of floats": (lambda: stacked(VECTORS, Counts("float32")), PASSES, "changes .*count in each pass"),
     "spectral normalization": (

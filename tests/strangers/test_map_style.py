@@ -260,7 +260,15 @@ REFUSED = {
     "without numbers": ((X.to("meta"), Y), "expected plain tensors as samples, received one that is no array: NotImpl"),
     "too few classes": (
         Samples(lambda index: (X[index], int(Y[index])), classes=["a", "b"]),
-        "expected labels from 0 to 1 in the samples, received 2 in sample 2; correct it, or the number of classes",
+        "expected labels from 0 to 1 in the samples, received 2 in sample 2; correct it, or their number",
+    ),
+    "a token that is ignored": (
+        Samples(lambda index: (np.arange(4), np.array([1, 2, 3, -100 if index == 5 else 4])), num_classes=5),
+        "expected labels from 0 to 4 in the samples, received -100 in sample 5; correct it, or their number",
+    ),
+    "a token too large": (
+        Samples(lambda index: (np.arange(4) + 2 * (index == 7), int(Y[index])), classes=[*"abc"], num_tokens=5),
+        "expected tokens from 0 to 4 in the samples, received 5 in sample 7; correct it, or their number",
     ),
     "three values": (Samples(lambda index: (X[index], 0, index)), "received 3 values; return these two"),
     "fewer than promised": (

@@ -171,6 +171,16 @@ class Masked(Base):
         return hidden
 
 
+class Detached(Base):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).detach()
+
+
+class Waves(Base):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * 1j
+
+
 @pytest.mark.parametrize(
     ("build", "passes", "line"),
     [
@@ -193,6 +203,8 @@ def test_what_is_told(build, passes, line, capfd):
 @pytest.mark.parametrize(
     ("build", "passes", "line"),
     [
+        (Detached, 1, "outputs that change with the network's weights, received outputs without a gradient"),
+        (Waves, 1, "expected floating-point numbers as outputs of --model .*, received torch.complex64"),
         (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
         (Series, 2, "computes the samples of a pass together"),
         (Experts, 2, "computes the samples of a pass together"),

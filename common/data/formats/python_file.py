@@ -127,11 +127,16 @@ class CheckedSplit:
                 f"{len(inputs)} inputs and {len(targets)} targets; correct it"
             )
         targets = self.convert(targets)
-        if self.num_classes and targets.dtype == np.int64 and targets.ndim == 1 and len(targets):
-            worst = int(np.argmax(np.where(targets < 0, MAX_CLASSES, targets)))
-            if not 0 <= targets[worst] < self.num_classes:
-                raise UserError(
-                    f"expected labels from 0 to {self.num_classes - 1} in {self.where}, received {targets[worst]} in "
-                    f"sample {indices[worst]}; correct it, or the number of classes"
-                )
+        self._check_range("labels", targets, self.num_classes, indices)
+        self._check_range("tokens", inputs, self.num_tokens, indices)
         return inputs, targets
+
+    def _check_range(self, what: str, values: np.ndarray, number: int | None, indices: np.ndarray) -> None:
+        """Refuse classes, or tokens, that are not below their number."""
+        if number and values.dtype == np.int64 and values.size:
+            worst = int(np.argmax(np.where(values < 0, MAX_CLASSES, values)))
+            if not 0 <= (value := values.flat[worst]) < number:
+                raise UserError(
+                    f"expected {what} from 0 to {number - 1} in {self.where}, received {value} in sample "
+                    f"{indices[worst * len(values) // values.size]}; correct it, or their number"
+                )
