@@ -73,11 +73,12 @@ class OnePass:
 def losses_of_layers(model: keras.Model, targets: tf.Tensor) -> tf.Tensor | float:
     """Return what the layers of `model` have added to the loss in its last call, times the number of samples.
 
-    Regularizers of weights and activities, and `add_loss`, which Keras adds to the mean loss of a batch.
+    Regularizers of weights and activities, and `add_loss`, whose sum Keras adds to the mean loss of a batch.
     """
     if not (added := model.losses):
         return 0.0
-    return tf.add_n([tf.cast(one, tf.float32) for one in added]) * tf.cast(tf.shape(targets)[0], tf.float32)
+    sums = [tf.reduce_sum(tf.cast(one, tf.float32)) for one in added]
+    return tf.add_n(sums) * tf.cast(tf.shape(targets)[0], tf.float32)
 
 
 @dataclass(frozen=True)

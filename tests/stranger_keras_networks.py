@@ -111,6 +111,14 @@ class AddsSum(layers.Layer):
         return inputs
 
 
+class AddsEach(layers.Layer):
+    """A loss of each sample, of which Keras adds the sum to a mean."""
+
+    def call(self, inputs):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(inputs), 1))
+        return inputs
+
+
 class Begins(layers.Layer):
     """A flag of Python, of which Keras sees the first value when it traces a step."""
 

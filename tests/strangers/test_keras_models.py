@@ -16,6 +16,7 @@ from stranger_keras_networks import (
     SGD,
     VECTORS,
     WORDS,
+    AddsEach,
     AddsLossAndMetric,
     AddsSum,
     Begins,
@@ -63,6 +64,7 @@ TRAIN = {
     "codebook": (VECTORS, lambda: stacked(VECTORS, Codebook())),
     "coupled": (VECTORS, lambda: stacked(VECTORS, Centred())),
     "adds a sum": (VECTORS, lambda: stacked(VECTORS, AddsSum())),
+    "adds a loss of each sample": (VECTORS, lambda: stacked(VECTORS, layers.Dense(5), AddsEach())),
     "traced flag": (VECTORS, lambda: stacked(VECTORS, Begins())),
 }  # fmt: skip
 
