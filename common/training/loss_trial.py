@@ -74,20 +74,33 @@ _AT_ONCE, _LOOKED_AT, _MAX_DRAWN = 16, 2**16, 2**24
 """Samples of one comparison, few enough for a single one that does not count to show; real targets that are looked at;
 and numbers in the outputs of all comparisons."""
 _EVENLY, _MAX_COLUMNS = 5, 16
+_CLOSE, _CERTAIN = 0.01, 20.0
+"""Distance to the targets, and logits of the right classes, where a loss is nearly 0."""
 
 
 def _drawn(dataset: Dataset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield outputs of which the later half is larger, with targets that a loss may leave out or weigh otherwise.
 
-    These are the first and the last classes, or real targets that are the smallest, largest or most frequent.
+    These are the first and the last classes, or real targets that are the smallest, largest or most frequent. In the
+    first ones, the earlier half is also right, since a loss may change with the mean, as flooding does.
     """
     numbers = math.prod(dataset.output_shape)
     at_once = _AT_ONCE if numbers * _AT_ONCE <= _MAX_DRAWN else _EVENLY
-    draw = np.random.default_rng(0)
-    for targets in _special_targets(dataset) if dataset.task == "regression" else _classes(dataset, at_once, numbers):
+    of_numbers = dataset.task == "regression"
+    draw, is_first = np.random.default_rng(0), True
+    for targets in _special_targets(dataset) if of_numbers else _classes(dataset, at_once, numbers):
         outputs = draw.standard_normal((len(targets), *dataset.output_shape), np.float32)
-        outputs[len(targets) // 2 :] *= 3
-        yield outputs, np.eye(dataset.num_classes, dtype=np.float32)[targets] if dataset.mixes_targets else targets
+        half = len(targets) // 2
+        outputs[half:] *= 3
+        given = np.eye(dataset.num_classes, dtype=np.float32)[targets] if dataset.mixes_targets else targets
+        yield outputs, given
+        if is_first and of_numbers:
+            outputs[:half] = targets[:half] + _CLOSE * outputs[:half]
+            yield outputs, given
+        elif is_first:
+            np.put_along_axis(outputs[:half], targets[:half, ..., None], _CERTAIN, -1)
+            yield outputs, given
+        is_first = False
 
 
 def _classes(dataset: Dataset, at_once: int, numbers: int) -> Iterator[np.ndarray]:

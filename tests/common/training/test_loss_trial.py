@@ -37,7 +37,16 @@ def of_classes(weight):
     return loss
 
 
+def flooded(loss):
+    """Return a loss that goes up again where it is small (Ishida et al. 2020)."""
+    return lambda outputs, targets: abs(loss(outputs, targets) - 0.1) + 0.1
+
+
+ALL = of_numbers(lambda y: 1.0)
 LOSSES = {
+    "a mean that is small": (NUMBERS, flooded(ALL)),
+    "a mean that is large": (NUMBERS, lambda outputs, targets: min(ALL(outputs, targets), 1.0)),
+    "a mean over classes that is small": (600, flooded(of_classes(lambda y: y >= 0))),
     "a number that is missing": (np.where(RARE[:, None], -100, NUMBERS), of_numbers(lambda y: y != -100)),
     "a number that is there": (np.where(RARE[:, None], NUMBERS, 0), of_numbers(lambda y: y != 0)),
     "weights in a column": (np.c_[NUMBERS[:, :2], 1 + 4 * RARE], of_numbers(lambda y: y[:, 2:])),
@@ -46,7 +55,7 @@ LOSSES = {
     "weights of two classes": (2, of_classes(lambda y: 1.0 + y)),
     "a token": ((7, 40), of_classes(lambda y: y != 20)),
     "the last token of very many": ((2, 60_000), of_classes(lambda y: y != 59_999)),
-    "no number": (NUMBERS, of_numbers(lambda y: 1.0)),
+    "no number": (NUMBERS, ALL),
     "no class": (600, of_classes(lambda y: y >= 0)),
     "no token": ((7, 40), of_classes(lambda y: y >= 0)),
 }
