@@ -111,7 +111,7 @@ class OwnState:
                     torch.manual_seed(0)  # of GPUs as well
                     optimizer.step()
             except Exception as error:
-                raise self._refused(f"cannot take a step without a closure: {error}") from error
+                raise self._refused(f"cannot take a step: {error}") from error
             outcomes.append([_size(one.detach() - before[2][one]) for one in parameters])
         self._like = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in parameters}
         self.options = options_of(optimizer.param_groups)
