@@ -65,6 +65,7 @@ def build_other(
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
             )
+        _check_wrappers(network, model)
         _check_weights(network, model)
         expected = f"a network for samples of shape {dataset.input_shape}"
         outputs = user_file.call(
@@ -217,6 +218,19 @@ def _take_channels(network: nn.Module, channels: int) -> None:
                 first = nn.Conv2d(channels, child.out_channels, *cast("Any", shape), bias=child.bias is not None)
                 setattr(module, name, first)
                 return
+
+
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+
+def _check_wrappers(network: nn.Module, model: str) -> None:
+    """Refuse modules that exchange gradients by themselves, when the strategy does not see it."""
+    for name, module in network.named_modules():
+        if found := {kind.__name__ for kind in type(module).__mro__} & _WRAPPERS:
+            raise UserError(
+                f"expected a network from --model {model} that --strategy can wrap, received {name or 'it'} in a "
+                f"{found.pop()} already; give the module without it"
+            )
 
 
 def _check_weights(network: nn.Module, model: str) -> None:

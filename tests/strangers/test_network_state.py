@@ -114,7 +114,12 @@ def with_entry(network: nn.Module) -> nn.Module:
     return network
 
 
+class DistributedDataParallel(nn.Sequential):
+    """Named as torch's wrapper, which needs ranks."""
+
+
 REFUSED = {
+    "wrapped": (lambda: with_module(DistributedDataParallel(nn.Linear(6, 6))), "received odd in a DistributedDataP"),
     "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "cannot hold odd of .* a sparse tensor; register it"),
     "narrow": (lambda: with_buffer(torch.ones(2).to(torch.float8_e5m2)), "cannot hold odd of .*of float8_e5m2"),
     "set": (lambda: with_extra_state({1: {2}}), "cannot hold _extra_state of .*, in which is a value of type set"),
