@@ -217,8 +217,9 @@ def _tried(
         may_couple=may_couple,
     )
     if adds and may_couple and isinstance(found[0], tf.Tensor):
-        parts, whole = added(samples[:1]) + added(samples[1:]), added(samples)
-        differs = not before.has_drawn() and not np.isclose(parts, whole, rtol=1e-3, equal_nan=True)
+        several = [samples] if samples.dtype.kind == "i" else [_apart(samples, scale) for scale in _SCALES]
+        sums = ((added(some[:1]) + added(some[1:]), added(some)) for some in several)
+        differs = not all(np.isclose(*pair, rtol=1e-3, equal_nan=True) or before.has_drawn() for pair in sums)
         state = dataclasses.replace(state, couples=state.couples or differs)
     if gradients:
         state = dataclasses.replace(state, bends=is_bent(*gradients, times=_FACTORS[1]))
@@ -230,6 +231,15 @@ def _tried(
     for variable, value in trainable:
         variable.trainable = value
     return found[0], state
+
+
+_SCALES = (1, 3, 10)
+
+
+def _apart(samples: np.ndarray, scale: float) -> np.ndarray:
+    """Return samples of which the first is small, since what a layer adds may have a least value."""
+    factors = np.where(np.arange(len(samples)) > 0, scale, 1 / scale).astype(samples.dtype)
+    return samples * factors.reshape(-1, *[1] * (samples.ndim - 1))
 
 
 class _Snapshot:

@@ -119,6 +119,14 @@ class AddsEach(layers.Layer):
         return inputs
 
 
+class AddsAtLeast(layers.Layer):
+    """A loss that counts from some size on, as that of variational autoencoders with free bits."""
+
+    def call(self, inputs):
+        self.add_loss(keras.ops.maximum(keras.ops.mean(keras.ops.square(inputs)), 5.0))
+        return inputs
+
+
 class Begins(layers.Layer):
     """A flag of Python, of which Keras sees the first value when it traces a step."""
 

@@ -12,6 +12,7 @@ from stranger_keras_networks import (
     SERIES,
     VECTORS,
     WORDS,
+    AddsAtLeast,
     AddsSum,
     Centred,
     Codebook,
@@ -85,6 +86,7 @@ REFUSED = {
     "coupled by operations": (centred_by_operations, PASSES, "computes the samples of a pass together"),
     "experts with room": (lambda: stacked(VECTORS, Experts()), PASSES, "computes the samples of a pass together"),
     "adds a sum": (lambda: stacked(VECTORS, AddsSum()), PASSES, "computes the samples of a pass together"),
+    "adds at least": (lambda: stacked(VECTORS, AddsAtLeast()), PASSES, "computes the samples of a pass together"),
     "changes gradients": (
         lambda: stacked(VECTORS, layers.Dense(6), layers.Lambda(with_clipped_gradient)), PASSES,
         "changes gradients by their size, as hooks do",
