@@ -26,6 +26,8 @@ TENSOR_PARALLEL = "tensor parallel"
 """Operation of a wrapper by which ranks share the work on the same samples."""
 APPLIED = "applied"
 """Kind of an early change: an optimizer has applied gradients in a step of its own."""
+FOLLOWS_LOSSES = "whether learning rates fall as on one rank"
+"""Name of what is not compared where a scheduler lowers rates when losses stay the same."""
 AVERAGES_WEIGHTS = "weights"
 """Operation of a wrapper that averages weights, not gradients."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from allstep.commands.prove.checks import perhaps
 from allstep.commands.prove.checks.factors import factors_of
-from allstep.commands.prove.checks.rates import follows_losses, warms_up
+from allstep.commands.prove.checks.rates import warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
@@ -88,12 +88,13 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
 def _values(runs: Runs) -> Iterator[str]:
     """Yield what was not compared of gradients, weights and rates."""
     run, rank = runs.together, runs.together.ranks[0]
+    applied = [one.applied for own in run.ranks for step in own.steps() for one in step.gradients if one.applied]
+    if applied and not np.any(applied):
+        yield "whether gradients are averaged, for all are zero"
     if runs.alone is None:
         yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
     elif warms_up(runs):
         yield "whether the learning rate is scaled, for it rises in all steps seen"
-    if follows_losses(runs):
-        yield "whether learning rates fall as on one rank, for they follow the losses"
     if (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
         yield "whether gradients are added up in place of averaged, for the script clips them"
     if run.num_optimizers > 1 or any(len(step.learning_rates) > 1 for step in rank.steps()[:1]):

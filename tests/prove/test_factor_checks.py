@@ -63,10 +63,21 @@ def test_what_adasum_adds_up_is_no_mean():
     assert names(replace(right, ranks=tuple(Rank((*rank.records[:-1], call)) for rank in right.ranks))) == []
 
 
-@pytest.mark.parametrize(("is_same_sample", "expected"), [(True, []), (False, ["loss-scaled"])])
-def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, expected):
-    """Oracle: the mean of the losses of one rank over the samples of both ranks, which it sees in two steps."""
-    losses = iter((1.0, 3.0 if is_same_sample else 1.0, 1.0))
+@pytest.mark.parametrize(
+    ("is_same_sample", "second", "clip", "expected"),
+    [
+        (True, 3.0, 1.0, []),
+        (False, 1.0, 1.0, ["loss-scaled"]),
+        (True, 1.0, 0.5, ["loss-scaled"]),
+        (False, 1.0, 0.5, []),
+    ],
+)
+def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, second, clip, expected):
+    """Oracle: the mean of the losses of one rank over the samples of both ranks, which it sees in two steps.
+
+    Where the script clips gradients, only the same samples tell.
+    """
+    losses = iter((1.0, second, 1.0))
 
     def change(record: object) -> object:
         if isinstance(record, Step):
@@ -76,8 +87,13 @@ def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_
         return record
 
     alone = replace(ALONE, ranks=(Rank(tuple(map(change, ALONE.ranks[0].records))),))
-    together = map_steps(run(), lambda rank, step: {"loss": 2.0})
-    assert [finding.name for finding in findings(Runs(alone, together))] == expected
+
+    def clipped(rank, step):
+        [whole] = step.gradients
+        applied = tuple(clip * one for one in whole.applied)
+        return {"loss": 2.0, "gradients": (replace(whole, applied=applied, unclipped=whole.applied),)}
+
+    assert [one.name for one in findings(Runs(alone, map_steps(run(), clipped)))] == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampl
 from allstep.commands.prove.observer import files, pytorch_data, pytorch_models, pytorch_optimizers
 from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.records import Forward, Record, Sent, Step, Write
+from allstep.commands.prove.records import FOLLOWS_LOSSES, Forward, Record, Sent, Step, Unseen, Write
 
 DATA = list(range(12))
 
@@ -68,6 +68,18 @@ def _steps(records: list[Record], scale: float | None) -> list[Step]:
         scaler.step(optimizer)
         scaler.update()
     return [one for one in records if isinstance(one, Step)]
+
+
+def test_schedulers_that_follow_losses_are_noted(records):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+    scheduler.step()
+    assert records == []
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    plateau.step(1.0)
+    plateau.step(1.0)
+    assert [one.what for one in records if isinstance(one, Unseen)] == [FOLLOWS_LOSSES]
 
 
 def test_losses_and_gradients_are_those_without_a_scaler(records):

@@ -52,10 +52,11 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     if near(factor, size):
         ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
         share = _nearest_share(ratios, size, is_sure=len(ratios) <= 1 or _begin_alike(runs, optimizer))
-    elif any(one.unclipped and one.unclipped != one.applied for one in first.gradients):
-        share = 1.0  # such as of policies, whose losses differ by chance
     else:
-        share = _certain_share(_loss_ratios(runs, optimizer), size, runs, optimizer)
+        ratios = _loss_ratios(runs, optimizer)
+        clips = any(one.unclipped and one.unclipped != one.applied for one in first.gradients)
+        by_chance = clips and (len(ratios) > 1 or not _begin_alike(runs, optimizer))  # such as of policies
+        share = 1.0 if by_chance else _certain_share(ratios, size, runs, optimizer)
     evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
     if share != 1:
         evidence += f", and the loss {share:.3g} times that of one rank"

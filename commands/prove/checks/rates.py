@@ -3,13 +3,12 @@ and fall as on one rank."""
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 from allstep.commands.prove.checks.samples import global_batches
 from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, Step
+from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, FOLLOWS_LOSSES, Step, Unseen
 from allstep.commands.prove.runs import Run, Runs
 
 _NEAR = 0.05
@@ -71,8 +70,8 @@ def warms_up(runs: Runs) -> bool:
 
 
 def follows_losses(runs: Runs) -> bool:
-    """Return whether the script lowers rates where losses stay the same, which these need not do in both runs."""
-    return bool(runs.script and re.search("plateau", runs.script.read_text(), re.IGNORECASE))
+    """Return whether a scheduler lowers rates where losses stay the same, which these need not do in both runs."""
+    return any(one.what == FOLLOWS_LOSSES for rank in runs.together.ranks for one in rank.all(Unseen))
 
 
 def _differs(run: Run) -> Finding | None:

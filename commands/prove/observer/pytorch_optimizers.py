@@ -26,7 +26,16 @@ from allstep.commands.prove.observer.pytorch_values import (
 from allstep.commands.prove.observer.pytorch_variables import note_variables
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.values import digest, finite, projections
-from allstep.commands.prove.records import APPLIED, BACKWARD, EarlyChange, Gradient, Projections, Sent, Step
+from allstep.commands.prove.records import (
+    APPLIED,
+    BACKWARD,
+    FOLLOWS_LOSSES,
+    EarlyChange,
+    Gradient,
+    Projections,
+    Sent,
+    Step,
+)
 
 _register_hook = torch.Tensor.register_hook  # before it is observed
 IS_PARTIAL = "_allstep_is_partial"
@@ -338,6 +347,12 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
             optimizers.before_change("unscaled")
         yield
 
+    def observe_plateau(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        observer.note_unseen(FOLLOWS_LOSSES, "they follow the losses")
+        yield
+
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
+    replace(scheduler, "step", observer.around("schedulers that follow losses", observe_plateau))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace_everywhere("torch.nn.utils", clip_grad, name, observer.around("clipping", observe_clip))
     replace(torch.amp.GradScaler, "scale", observer.around("scaled losses", observe_scale))
