@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
-from allstep.commands.prove.observer import files, pytorch_data, pytorch_models, pytorch_optimizers
+from allstep.commands.prove.observer import files, pytorch, pytorch_data, pytorch_models, pytorch_optimizers
 from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.records import FOLLOWS_LOSSES, Forward, Record, Sent, Step, Unseen, Write
@@ -68,6 +68,16 @@ def _steps(records: list[Record], scale: float | None) -> list[Step]:
         scaler.step(optimizer)
         scaler.update()
     return [one for one in records if isinstance(one, Step)]
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], 3), (["--multiprocessing-fork"], 7)])
+def test_ranks_that_a_script_spawns_keep_their_own_seeds(words, expected, monkeypatch):
+    """Equal seeds would hide that nothing broadcasts the weights."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    monkeypatch.setenv("RANK", "3")
+    torch.manual_seed(7)
+    pytorch.seed_by_rank()
+    assert torch.initial_seed() == expected
 
 
 def test_schedulers_that_follow_losses_are_noted(records):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -24,10 +25,7 @@ from allstep.common.launch.placement import apparent_rank
 
 def install(observer: Observer) -> None:
     """Hook torch, which has been imported."""
-    # Rank 0 gets the weights of the run on one rank, unless the script seeds. The rank of a process that
-    # torch.multiprocessing.spawn has started is not known yet.
-    if multiprocessing.parent_process() is None:
-        torch.manual_seed(apparent_rank())
+    seed_by_rank()
     wrappers = Wrappers()
     models = pytorch_models.install(observer, wrappers)
     optimizers = pytorch_optimizers.install(observer, models, wrappers)
@@ -44,6 +42,16 @@ def install(observer: Observer) -> None:
     replace(torch, "save", observer.around("files written by torch.save", observe_save))
     hook_modules(observer, pytorch_sharding.hooks(observer, wrappers))
     installed[:] = [(optimizers, wrappers)]
+
+
+def seed_by_rank() -> None:
+    """Give rank 0 the weights of the run on one rank, unless the script seeds, and other ranks others.
+
+    The rank of a process that torch.multiprocessing.spawn has started is not known yet: it draws its own seed. While it
+    imports the script, it has no parent_process() either.
+    """
+    if multiprocessing.parent_process() is None and "--multiprocessing-fork" not in sys.orig_argv:
+        torch.manual_seed(apparent_rank())
 
 
 installed: list[tuple[Optimizers, Wrappers]] = []
