@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampl
 from allstep.commands.prove.observer import files, pytorch, pytorch_data, pytorch_models, pytorch_optimizers
 from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.records import FOLLOWS_LOSSES, Forward, Record, Sent, Step, Unseen, Write
+from allstep.commands.prove.records import FOLLOWS_LOSSES, Forward, Loop, Record, Sent, Step, Unseen, Write
 
 DATA = list(range(12))
 
@@ -181,6 +181,30 @@ class _Share(Sampler):
 
     def __len__(self) -> int:
         return len(DATA[::2])
+
+
+_ENGINE = """
+def train(loader, num_batches):
+    batches = iter(loader)
+    for _ in range(num_batches):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(loader)
+"""
+
+
+@pytest.mark.parametrize(("file", "expected"), [("engine.py", [True, False]), (__file__, [True, True])])
+def test_an_epoch_that_a_library_counts_goes_on_after_a_cut(file, expected, observer, monkeypatch):
+    """Such as Ignite's engine, which reads a loader anew if that ends too soon: no epoch for which to set_epoch."""
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", lambda record, _replica=0: found.append(record))
+    monkeypatch.setattr(observer.progress, "is_over", lambda _loop, num_batches: num_batches == 2)
+    monkeypatch.setattr(observer, "may_stop", lambda _frame: True)
+    pytorch_data.install(observer)
+    exec(compile(_ENGINE, file, "exec"), names := {})
+    names["train"](DataLoader(DATA, 2, shuffle=True), 4)
+    assert [one.sampler.shuffles for one in found if isinstance(one, Loop) and one.sampler] == expected
 
 
 class _Epochs(_Share):

@@ -160,6 +160,10 @@ class Observer:
         """Absolute path of the script."""
         return self._script[1]
 
+    def is_of_script(self, frame: FrameType) -> bool:
+        """Return whether a frame runs lines of the script, not of a library."""
+        return frame.f_code.co_filename in self._script
+
     def may_stop(self, frame: FrameType | None) -> bool:
         """Return whether an iteration that goes on in `frame` may be ended there."""
         return loops.may_stop(frame, self._script)

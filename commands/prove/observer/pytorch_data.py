@@ -7,6 +7,7 @@ import functools
 import random
 import sys
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace as replace_field
 from types import FrameType
 from typing import Any
 
@@ -33,16 +34,20 @@ class Loaders:
         self._data_sets: list[Any] = []
         self._data_of_loop: dict[int | None, Any] = {}
         self._last_loop = 0
+        self._cut: StopIteration | None = None  # the last end of a loop that a library has cut short
         self._last_states: tuple[str, ...] = ()
         self._rows = observer.quiet("batches of loaders without digests", samples.Samples(as_rows).rows, ())
         observer.look_last(lambda: held(self._data_of_loop.get(observer.progress.first_training_loop)))
 
     def observe_iter(self, loader: DataLoader) -> Generator[None, Any, None]:
         """Observe that a loop begins."""
+        sampler = _sampler(loader)
+        if sys.exc_info()[1] is self._cut is not None:
+            sampler = replace_field(sampler, shuffles=False)  # a library starts over within an epoch, which it counts
         loop = self._observer.begin_loop(
             _length(loader),
             num_samples=_length(loader.dataset),
-            sampler=_sampler(loader),
+            sampler=sampler,
             data=self._number_of(loader.dataset),
             num_workers=loader.num_workers,
         )
@@ -61,6 +66,12 @@ class Loaders:
             return False
         self._end(loop, num_batches, is_cut=True)
         return True
+
+    def end_of_cut(self, frame: FrameType) -> StopIteration:
+        """Return the exception that ends a loop, which goes on in `frame`."""
+        error = StopIteration()
+        self._cut = None if self._observer.is_of_script(frame) else error
+        return error
 
     def note_batch(self, iterator: Any, batch: Any, before: tuple[str, ...]) -> None:
         """Record a batch that a loader yields, and the random states before it was read."""
@@ -106,7 +117,7 @@ def install(observer: Observer) -> None:
         @functools.wraps(get_next)
         def observed(iterator: Any) -> Any:
             if is_over(iterator, sys._getframe(1)):
-                raise StopIteration
+                raise loaders.end_of_cut(sys._getframe(1))
             before = random_states()
             try:
                 batch = get_next(iterator)
