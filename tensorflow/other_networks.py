@@ -169,7 +169,9 @@ def _tried(
 ) -> tuple[object, PassState]:
     """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
     before, found, drawn, samples = _Snapshot(network), [], [], variants[0]
-    adds, gradients = bool(network.losses), list[list[np.ndarray | None]]()  # losses of the pass before
+    gradients: list[list[np.ndarray | None]] = []
+    num_regularized = sum(weight.regularizer is not None for weight in network.trainable_weights)
+    adds = len(network.losses) > num_regularized  # in the pass before, what may depend on samples
 
     def passed(inputs: np.ndarray, training: bool = True, seed: int = 0) -> Any:
         before.reseed(seed)
