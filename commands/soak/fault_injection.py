@@ -15,14 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from allstep.commands.shared.rank import open_session
 from allstep.common.checkpoint.files import TEMPORARY
 from allstep.common.process.exit import run_rank
 from allstep.common.training.hooks import Hook
+from allstep.common.training.worker import StepResult
 
 if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
@@ -61,7 +60,7 @@ class _Split(Wrapped):
 def raise_at(session: TrainingRun, step: int) -> TrainingRun:
     """Raise in training step `step`."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object) -> NoReturn:
         raise OSError("lost the disk")
 
     return _with_step(session, step, fail)
@@ -80,15 +79,16 @@ def raise_while_writing(session: TrainingRun, step: int) -> TrainingRun:
 
 def leave_out(session: TrainingRun, step: int) -> TrainingRun:
     """Do nothing in training step `step`."""
-    return _with_step(session, step, lambda *_: np.float32(0))
+    return _with_step(session, step, lambda *_: StepResult(0.0))
 
 
 def hang_after(session: TrainingRun, step: int) -> TrainingRun:
     """Never return from training step `step`, after the other ranks have received all that they need of it."""
 
-    def hang(train_step: Callable, *arguments: object) -> None:
+    def hang(train_step: Callable, *arguments: object) -> NoReturn:
         float(train_step(*arguments))
-        time.sleep(1e6)
+        while True:
+            time.sleep(1e6)
 
     return _with_step(session, step, hang)
 
@@ -120,7 +120,7 @@ FAULTS = {
 }
 
 
-def _with_step(session: TrainingRun, step: int, instead: Callable) -> TrainingRun:
+def _with_step(session: TrainingRun, step: int, instead: Callable[..., StepResult]) -> TrainingRun:
     worker = Wrapped(session.worker)
     vars(worker)["train_step"] = _once(worker.original.train_step, step, instead)
     return dataclasses.replace(session, worker=worker)
