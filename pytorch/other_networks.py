@@ -130,14 +130,17 @@ def _outputs(
     def tried(inputs: torch.Tensor, others: torch.Tensor) -> Any:
         network.train()
         observer = noting_uses(network) if sharded else contextlib.nullcontext()
-        if sharded and not of_library:  # on parameters in place of the network's, which have its hooks
-            with observer:
-                network(inputs.clone())
-            before.restore()
-            observer = contextlib.nullcontext()
         arrays = variants_of(*(one.numpy(force=True) for one in (inputs, others)))
         variants = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])]
-        return note_pass_state(network, before, variants, observer, in_parts=in_parts)
+        try:
+            if sharded and not of_library:  # on parameters in place of the network's, which have its hooks
+                with observer:
+                    network(inputs.clone())
+                before.restore()
+                observer = contextlib.nullcontext()
+            return note_pass_state(network, before, variants, observer, in_parts=in_parts)
+        finally:
+            before.restore()
 
     return_logits(network, tuple(dataset.output_shape))
     network.to(torch.empty(0).device)
@@ -153,10 +156,8 @@ def _outputs(
             outputs = network(inputs[:2].clone())
             before.restore()  # some count these passes as well
             trained = _tried_small(tried, samples, outputs)
-            before.restore()
         if trained is None:
             trained = tried(*samples)
-            before.restore()
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits

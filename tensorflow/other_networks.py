@@ -38,6 +38,7 @@ from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.training_run import TrainingRun
 from allstep.common.training.trial import (
+    FACTORS,
     TRIAL,
     PassState,
     are_probabilities,
@@ -51,9 +52,6 @@ from allstep.tensorflow.layer_names import first_names
 from allstep.tensorflow.models import NAMES, canonical_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.passes import losses_of_layers
-
-_FACTORS = (1, 2)
-"""Factors of the losses of two passes, whose gradients have this ratio where they do not depend on their size."""
 
 
 def build_other(
@@ -180,23 +178,24 @@ def _tried(
             return network(inputs, training=training)
 
     def run(number: int, seed: int) -> np.ndarray | None:
-        is_compared = may_couple and number == len(gradients) < len(_FACTORS)
+        is_compared = may_couple and number == len(gradients) < len(FACTORS)
         with tf.GradientTape() if is_compared else nullcontext() as tape:
             found.append(passed(variants[number], seed=seed))
             if not isinstance(found[-1], tf.Tensor):
                 return None
             outputs = tf.cast(found[-1], tf.float32)
-            kept = tf.reshape(outputs[1::2], [-1])  # of those samples that are the same
-            loss = tf.reduce_mean(kept * (1 - 2 * (np.arange(len(kept)) % 2))) * _FACTORS[min(number, 1)]
+            if tape:
+                kept = tf.reshape(outputs[1::2], [-1])  # of those samples that are the same
+                loss = tf.reduce_mean(kept * (1 - 2 * (np.arange(len(kept)) % 2))) * FACTORS[number]
         if tape:
             gradients.append(sizes(tape, loss))
         return outputs.numpy()
 
     def sizes(tape: tf.GradientTape, loss: tf.Tensor) -> list[np.ndarray | None]:
+        """Return norm and sum of each gradient, which are few numbers of large weights."""
         devices = tf.distribute.get_strategy().experimental_local_results
         weights = [devices(variable.value)[0] for variable in network.trainable_variables]
         dense = [None if one is None else tf.convert_to_tensor(one) for one in tape.gradient(loss, weights)]
-        # Norm and sum are few numbers of large weights.
         return [None if one is None else np.array([tf.norm(one), tf.reduce_sum(one)]) for one in dense]
 
     def added(inputs: np.ndarray) -> float:
@@ -224,7 +223,7 @@ def _tried(
         differs = not all(np.isclose(*pair, rtol=1e-3, equal_nan=True) or before.has_drawn() for pair in sums)
         state = dataclasses.replace(state, couples=state.couples or differs)
     if gradients:
-        state = dataclasses.replace(state, bends=is_bent(*gradients, times=_FACTORS[1]))
+        state = dataclasses.replace(state, bends=is_bent(*gradients, times=FACTORS[1]))
     if drawn:
         state = dataclasses.replace(state, forgotten=(*state.forgotten, _TF_RANDOM), remembers=True)
     before.restore()

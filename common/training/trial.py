@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TRIAL = "allstep_trial"
 """Attribute of a network that holds the result of its trial."""
+FACTORS = (1, 2)
+"""Factors of the losses of two passes whose gradients are compared; they have the same rounding errors in any type."""
 
 
 @dataclass(frozen=True, kw_only=True)

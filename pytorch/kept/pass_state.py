@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
 from allstep.common.base.random_state import seeded
-from allstep.common.training.trial import TRIAL, PassState, is_bent, try_passes
+from allstep.common.training.trial import FACTORS, TRIAL, PassState, is_bent, try_passes
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.snapshot import Snapshot, has_extra_state
 
@@ -20,8 +20,6 @@ RUNNING = "running_"
 """Beginning of the names of buffers that ranks average."""
 _MOVED = 0.001
 _COUNT = "num_batches_tracked"
-_FACTORS = (1, 2)
-"""Factors of the losses of two passes, whose gradients add up; they have the same rounding errors in any type."""
 
 
 def pass_state(network: nn.Module) -> PassState:
@@ -55,14 +53,14 @@ def note_pass_state(
     has_hooks = before.is_whole and any(map(_has_hooks, network.modules()))
 
     def run(number: int, seed: int) -> Any:
-        is_compared = before.is_whole and in_parts and number == len(gradients) < len(_FACTORS)
+        is_compared = before.is_whole and in_parts and number == len(gradients) < len(FACTORS)
         has_gradients = has_hooks or is_compared
         with seeded(seed), torch.set_grad_enabled(has_gradients), nullcontext() if first else observer:
             torch.manual_seed(seed)  # of GPUs as well
             outputs = network(variants[number].clone())  # some change it
         first.append(outputs)
         logits = _logits(outputs)
-        found = _gradients(network, logits, _FACTORS[number] if is_compared else 1) if has_gradients else []
+        found = _gradients(network, logits, FACTORS[number] if is_compared else 1) if has_gradients else []
         if is_compared:
             gradients.append(found)
         return None if logits is None else logits.numpy(force=True)
@@ -89,7 +87,7 @@ def note_pass_state(
         norm.train()
     network.zero_grad()
     hooked = next((name for name, one in network.named_parameters() if _is_hooked(one)), None)
-    bends = bool(gradients) and is_bent(*gradients, times=sum(_FACTORS))
+    bends = bool(gradients) and is_bent(*gradients, times=sum(FACTORS))
     vars(network)[TRIAL] = replace(state, hooked=hooked, bends=bends, resized=before.resized())
     return first[0]
 

@@ -14,7 +14,7 @@ from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.samples import held
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import FOLLOWS_LOSSES, Held, LoopEnd, Resumed, Waiting
+from allstep.commands.prove.records import Held, LoopEnd, Resumed, Waiting
 
 
 class Watch(keras.callbacks.Callback):
@@ -79,12 +79,7 @@ def install(observer: Observer) -> None:
 
         return observed
 
-    def observe_plateau(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        observer.note_unseen(FOLLOWS_LOSSES, "they follow the losses")
-        yield
-
-    scheduler = keras.callbacks.ReduceLROnPlateau
-    replace(scheduler, "on_epoch_end", observer.around("schedulers that follow losses", observe_plateau))
+    observer.watch_scheduler(keras.callbacks.ReduceLROnPlateau, "on_epoch_end")
     replace(EpochIterator, "_enumerate_iterator", wrap_enumerate)
     signatures: list[inspect.Signature] = []
     recorded: list[Held] = []

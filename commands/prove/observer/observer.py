@@ -18,7 +18,7 @@ from typing import Any
 from allstep.commands.prove.observer import loops
 from allstep.commands.prove.observer.guarding import Guard, Observation
 from allstep.commands.prove.observer.progress import Progress
-from allstep.commands.prove.records import Ended, Held, Loop, Record, Resumed, Started, Unseen, Waiting
+from allstep.commands.prove.records import FOLLOWS_LOSSES, Ended, Held, Loop, Record, Resumed, Started, Unseen, Waiting
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
@@ -87,6 +87,15 @@ class Observer:
             text = headline(f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason)
             with contextlib.suppress(Exception):
                 self.write(Unseen(what, text))
+
+    def watch_scheduler(self, scheduler: type, method: str) -> None:
+        """Note the use of a kind of scheduler that lowers rates by losses, by the method that does so."""
+
+        def observe(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+            self.note_unseen(FOLLOWS_LOSSES, "they follow the losses")
+            yield
+
+        replace(scheduler, method, self.around("schedulers that follow losses", observe))
 
     def line(self) -> str:
         """Return the innermost line of the script that is being run; empty if there is none."""

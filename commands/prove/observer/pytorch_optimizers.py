@@ -29,7 +29,6 @@ from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import (
     APPLIED,
     BACKWARD,
-    FOLLOWS_LOSSES,
     EarlyChange,
     Gradient,
     Projections,
@@ -347,12 +346,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
             optimizers.before_change("unscaled")
         yield
 
-    def observe_plateau(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        observer.note_unseen(FOLLOWS_LOSSES, "they follow the losses")
-        yield
-
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
-    replace(scheduler, "step", observer.around("schedulers that follow losses", observe_plateau))
+    observer.watch_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau, "step")
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace_everywhere("torch.nn.utils", clip_grad, name, observer.around("clipping", observe_clip))
     replace(torch.amp.GradScaler, "scale", observer.around("scaled losses", observe_scale))

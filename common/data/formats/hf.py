@@ -5,6 +5,8 @@ DIR holds *.arrow files, or one folder of them per split: train, and validation 
 leaves in the folder, and passed over.
 """
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 from allstep.common.base.errors import UserError, quote
@@ -31,16 +33,18 @@ def load(config: DataConfig) -> Dataset:
     """Map the tables into memory."""
     require("pyarrow", "pyarrow", config)
     passed = PassedOver()
-    tables = find_parts(config, (".arrow",), passed, companions=_COMPANIONS, left_over=_left_over)
+    tables = find_parts(
+        config, (".arrow",), passed, companions=_COMPANIONS, left_over=partial(_left_over, cache(_read))
+    )
     passed.tell(config.dataset)
     return load_tables(config, *tables)
 
 
-def _left_over(path: Path) -> str:
-    """Return why the file of a table is none of the data set, or an empty text."""
+def _left_over(read: Callable[[Path], dict], path: Path) -> str:
+    """Return why the file of a table is none of the data set, or an empty text; `read` reads each JSON file once."""
     if path.name.startswith("cache-"):
         return "files cache-*, which other programs keep"
-    state, splits = _read(path.parent / "state.json"), _read(path.parent.parent / "dataset_dict.json").get("splits")
+    state, splits = read(path.parent / "state.json"), read(path.parent.parent / "dataset_dict.json").get("splits")
     if state.get("_indices_data_files"):
         raise UserError(
             f"expected a data set without indices in {path.parent}, received one that an old version of datasets has "
