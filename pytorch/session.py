@@ -24,8 +24,8 @@ _NAMES = {
     torch.optim.RMSprop: "rmsprop",
 }
 """The optimizers whose state has the canonical names of that of `--optimizer`."""
-_FOR_SLOTS = ("momentum", "nesterov", "amsgrad", "centered")
-"""Options that decide what an optimizer remembers; groups may have others than it has by default."""
+_FOR_SLOTS = ("momentum", "nesterov", "amsgrad", "centered", "capturable", "differentiable")
+"""Options that decide what an optimizer remembers, or whether it can step; groups may have others than its own."""
 
 
 def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -230,6 +230,8 @@ def test_groups_may_have_options_of_their_own():
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": weights[:1], "momentum": 0.9}, {"params": weights[1:]}]
     assert flags_of(torch.optim.SGD(groups, lr=0.1)) == {"optimizer": OWN_OPTIMIZER, "base_lr": 0.1}
+    for options in ({"capturable": True}, {"differentiable": True}):  # some of which cannot step here: tried before
+        assert flags_of(torch.optim.Adam(weights, lr=0.1, **options)) == {"optimizer": OWN_OPTIMIZER, "base_lr": 0.1}
     with pytest.raises(UserError, match="an optimizer with a learning rate lr, received Optimizer"):
         flags_of(torch.optim.Optimizer(weights, {}))
 
