@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from allstep.common.api.session import BaseSession, flags_of_optimizer
-from allstep.common.base.errors import UserError, quote
+from allstep.common.api.user_parts import check_kind
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.pytorch import strategies
 from allstep.pytorch.train import session
@@ -33,11 +34,7 @@ def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Raises UserError if it is none, or has a scheduler: learning rates are the run's.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(
-            f"expected a name of --optimizer or a torch.optim.Optimizer as the optimizer, received {quote(optimizer)}; "
-            "give one"
-        )
+    check_kind(optimizer, torch.optim.Optimizer)
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UserError(
             f"expected {type(optimizer).__name__} without a scheduler, whose learning rates the run would replace; "

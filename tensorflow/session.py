@@ -17,6 +17,7 @@ if "keras" not in sys.modules:
 import keras
 
 from allstep.common.api.session import BaseSession, flags_of_optimizer
+from allstep.common.api.user_parts import check_kind
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.common.launch.placement import find_placement
@@ -37,6 +38,8 @@ def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict
         UserError: names what the optimizer would do that is the run's to do.
     """
     if not isinstance(optimizer, keras.Optimizer):
+        if not callable(optimizer):
+            check_kind(optimizer, keras.Optimizer)
         return {"optimizer": OWN_OPTIMIZER}
     name, _ = KINDS.get(type(optimizer), (OWN_OPTIMIZER, None))
     for part in parts(optimizer):

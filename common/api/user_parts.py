@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,25 @@ class Parts:
     def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
         """Return the program's optimizer, or what `build` returns for the one that --optimizer names.
 
-        Raises UserError if the flag stands for one of a program, which has none.
+        Raises UserError if the flag stands for one of a program, which has none, or if its function needs arguments.
         """
         if self.optimizer is None and name == OWN_OPTIMIZER:
             raise UserError(f"--optimizer {name} needs a Session that is given an optimizer; name another one")
-        return self.optimizer() if callable(self.optimizer) else self.optimizer or build()
+        if not callable(self.optimizer):
+            return self.optimizer or build()
+        try:
+            inspect.signature(self.optimizer).bind()
+        except TypeError as error:
+            kind = type(self.optimizer).__name__
+            raise UserError(f"expected a function that builds the optimizer, received {kind}: {error}") from error
+        return self.optimizer()
+
+
+def check_kind(optimizer: Any, kind: type) -> None:
+    """Raise UserError if what a program gives as its optimizer is none of the framework's class `kind`."""
+    if not isinstance(optimizer, kind):
+        framework, received = kind.__module__.partition(".")[0], type(optimizer).__name__
+        raise UserError(f"expected a name of --optimizer or an optimizer of {framework}, received {received}; give one")
 
 
 NOTHING = Parts()

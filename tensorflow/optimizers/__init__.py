@@ -6,6 +6,7 @@ saving, `jit_compile`, tf.distribute.
 
 import keras
 
+from allstep.common.api.user_parts import check_kind
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import note
 from allstep.common.config.train_config import OptimizerConfig
@@ -32,6 +33,7 @@ _KINDS = {
 
 def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
     """Raise UserError if an optimizer was built for variables of another model; tell what it does with embeddings."""
+    check_kind(optimizer, keras.Optimizer)
     known = {id(variable) for variable in model.trainable_variables}
     rows = [layer.path for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
     for part in parts(optimizer):

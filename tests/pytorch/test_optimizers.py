@@ -281,5 +281,5 @@ def test_learning_rates_are_those_of_the_run():
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     with pytest.raises(UserError, match="expected SGD without a scheduler, whose learning rates the run would replace"):
         flags_of(optimizer)
-    with pytest.raises(UserError, match=r"expected a name of --optimizer or a torch.optim.Optimizer .*, received \[\]"):
+    with pytest.raises(UserError, match="expected a name of --optimizer or an optimizer of torch, received list"):
         flags_of([])

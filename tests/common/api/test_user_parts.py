@@ -10,6 +10,7 @@ import pytest
 from allstep.common.api import checkpoint
 from allstep.common.api.session import as_words
 from allstep.common.api.user_loop import Order, Shard
+from allstep.common.api.user_parts import Parts, check_kind
 from allstep.common.base.errors import UserError
 from allstep.common.data.sharding import Position
 from allstep.common.files import array_json
@@ -124,3 +125,13 @@ def test_keywords_are_flags():
     words = as_words({"epochs": 3, "compile": True, "drop_last": False, "batch_ramp": ("1:2", "3:4"), "base_lr": None})
     assert words[4:] == ["--epochs", "3", "--compile", "--no-drop-last", "--batch-ramp", "1:2", "3:4"]
     assert json.dumps(words[:4]) == '["--model", "program", "--dataset", "program"]'
+
+
+def test_what_a_program_gives_as_its_optimizer():
+    assert Parts(optimizer=lambda: 3).optimizer_or(str, "program") == 3
+    assert Parts().optimizer_or(lambda: 4, "sgd") == 4
+    with pytest.raises(UserError, match="a function that builds the optimizer, received function: missing a required"):
+        Parts(optimizer=lambda model: model).optimizer_or(str, "program")
+    check_kind(ALONE, Placement)
+    with pytest.raises(UserError, match="a name of --optimizer or an optimizer of allstep, received dict; give one"):
+        check_kind({}, Placement)
