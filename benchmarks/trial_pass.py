@@ -1,4 +1,4 @@
-"""Measure which share of the time to the first step the trial of a network takes (`pytorch/other_networks.py`):
+"""Measure which share of the time to the first step the trial of a network takes (`pytorch/trial.py`):
 
     python -m allstep.benchmarks.trial_pass [--models NAME,...] [--side N] [--rounds N] [--output FILE]
 
@@ -41,7 +41,7 @@ def time_trial(model: str, side: str, folder: str, started: str) -> None:
     from allstep.common.training.hooks import Hook
     from allstep.pytorch import other_networks, train
 
-    trial, seconds, first_steps = other_networks._outputs, list[float](), list[float]()
+    trial, seconds, first_steps = other_networks.try_network, list[float](), list[float]()
 
     def timed(*arguments: object, **options: object) -> object:
         begin = time.time()
@@ -61,7 +61,7 @@ def time_trial(model: str, side: str, folder: str, started: str) -> None:
         file.write_text(_FILE)
         model = f"{file}:build"
         flags += ["--model-args", f"name={name}", "--accumulate-steps", "2", "--batch-size", "16"]
-    with mock.patch.object(other_networks, "_outputs", timed):
+    with mock.patch.object(other_networks, "try_network", timed):
         train.main(["--model", model, "--batch-size", "32", *flags, "--epochs", "1"], [FirstStep()])
     print(json.dumps([sum(seconds), *first_steps]))
 

@@ -39,7 +39,8 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     if config.model in MODELS:
         return checks
     from allstep.pytorch.kept.pass_state import RUNNING, pass_state
-    from allstep.pytorch.other_networks import NormCheck, Reseed
+    from allstep.pytorch.other_networks import Reseed
+    from allstep.pytorch.trial import NormCheck
 
     trial = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
     return Reseed(network), trial, NormCheck(network), *checks

@@ -52,7 +52,8 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
     checks = [LossCheck(measure_of(config.loss))] if config.loss and config.loss not in LOSSES else []
     if config.model in MODELS:
         return checks
-    from allstep.tensorflow.other_networks import MOVING, Reseed
+    from allstep.tensorflow.other_networks import Reseed
+    from allstep.tensorflow.trial import MOVING
 
     return Reseed(network), TrialCheck(vars(network)[TRIAL], averaged=MOVING, puts_back=False), *checks
 

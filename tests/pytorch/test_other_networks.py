@@ -19,7 +19,8 @@ from allstep.common.config.train_config import ScheduleConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import ALONE
 from allstep.pytorch.models import export_weights
-from allstep.pytorch.other_networks import NormCheck, build_other
+from allstep.pytorch.other_networks import build_other
+from allstep.pytorch.trial import NormCheck
 
 IMAGES = Dataset(None, None, (12, 10, 1), 7)  # pyright: ignore[reportArgumentType] (nothing is read)
 FILE = """
