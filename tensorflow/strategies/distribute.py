@@ -123,7 +123,7 @@ class CentralStorage(LocalDevices):
 
 
 def _aggregated(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-    if options["trainable"] is False and options["aggregation"] == tf.VariableAggregation.NONE:
+    if options["aggregation"] == tf.VariableAggregation.NONE:
         is_averaged = tf.as_dtype(options["dtype"]).is_floating
         aggregation = tf.VariableAggregation
         options["aggregation"] = aggregation.MEAN if is_averaged else aggregation.ONLY_FIRST_REPLICA

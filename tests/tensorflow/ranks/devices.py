@@ -9,6 +9,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # A process cannot change its number of threads later, so use all cores for any number of devices.
 os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 
+import keras
 import numpy as np
 
 from allstep.commands.parity.curves import weights_apart
@@ -42,6 +43,8 @@ def make_worker(kind: type[Strategy], flags: OptimizerConfig, accumulate_steps: 
     device = strategy.pin_device()
     with strategy.scope():
         model = build_model("mlp", DATASET.input_shape, 10)
+        if flags.optimizer == "sgd":  # which the devices apply by themselves
+            model.trainable_variables[0].constraint = keras.constraints.MaxNorm(0.3)
         optimizer = build_optimizer(flags)
         optimizer.build(model.trainable_variables)
     import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
