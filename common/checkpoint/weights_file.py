@@ -15,7 +15,6 @@ from allstep.common.files.strict_json import NotJson
 
 _SUFFIX = ".safetensors"
 _BFLOAT16 = re.compile(rb'("dtype"\s*:\s*)"BF16"')
-_COUNT = ".num_batches_tracked"  # a counter of PyTorch's batch norms, which networks here do not have
 
 
 def is_weights_file(path: Path) -> bool:
@@ -38,8 +37,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     except (OSError, NotJson, Mismatch, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"expected a readable file of weights at {path}: {reason}; take another one") from None
-    weights = {name: array for name, array in arrays.items() if not name.endswith(_COUNT)}
-    return {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights.items()}
+    return {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in arrays.items()}
 
 
 def _decoded(data: bytes) -> dict[str, np.ndarray]:

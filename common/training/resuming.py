@@ -100,6 +100,8 @@ def load_weights(
     """
     if is_weights_file(Path(source[0])):
         arrays = {f"model/{name}": array for name, array in read_weights(Path(source[0])).items()}
+        unknown = {name for name in arrays if name.endswith(_COUNT) and shapes is not None and name not in shapes}
+        arrays = {name: array for name, array in arrays.items() if name not in unknown}
         state = TrainState(framework="pytorch", arrays=arrays, progress=checkpoint.Progress(0, 0, 0, 0))
     else:
         state = checkpoint.load(*source, warn=warn, groups=("model", "ema") if averaged else ("model",))
@@ -115,6 +117,7 @@ def load_weights(
     return state
 
 
+_COUNT = ".num_batches_tracked"  # of PyTorch's batch norms, which those of the suite and of Keras do not have
 _OTHER_DATA = "resume with the same data, or use --init-from for the weights alone"
 
 

@@ -6,6 +6,7 @@ A learning rate of 1e-60, which is 0 in float32, changes no weight, so such a ru
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import forward
 import numpy as np
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from allstep.common.checkpoint import load
 from allstep.common.checkpoint.weights_file import read_weights
 from allstep.common.recipe.weights import checksum, initial_weights
+from allstep.pytorch import Session
 
 # Images are not square and have three channels, so that exchanged axes are detected.
 IMAGE_SHAPE, NUM_CLASSES = (9, 7, 3), 5
@@ -93,3 +95,24 @@ def refused(source: Path, *flags: str, expected: str) -> None:
     assert (result.returncode, result.stdout) == (2, ""), result.output
     [line] = result.stderr.splitlines()
     assert line.startswith("allstep: error: ") and expected in line
+
+
+@pytest.mark.parametrize("has_counts", [True, False])
+def test_a_file_of_weights_may_lack_counts_of_batch_norms(has_counts, tmp_path):
+    """Batch norms without momentum average over all batches that they have counted."""
+    inputs, labels = torch.randn(24, 6), torch.arange(24) % 3
+    (found, _), (wanted, norm) = (normed() for _ in range(2))
+    wanted(torch.randn(4, 6))
+    if not has_counts:
+        cast(torch.Tensor, norm.num_batches_tracked).zero_()
+    state = {name: one for name, one in wanted.state_dict().items() if has_counts or "num_batches" not in name}
+    save_file(state, path := tmp_path / "weights.safetensors")
+    flags = {"global_batch_size": 24, "base_lr": 1e-9, "momentum": 0.0, "weight_decay": 0.0, "epochs": 1}
+    Session(found, (inputs, labels), (inputs[:2], labels[:2]), init_from=str(path), **flags).fit()
+    wanted(inputs)
+    torch.testing.assert_close(found.state_dict(), wanted.state_dict())
+
+
+def normed() -> tuple[torch.nn.Sequential, torch.nn.Module]:
+    norm = torch.nn.BatchNorm1d(5, momentum=None)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), norm, torch.nn.Linear(5, 3)), norm
