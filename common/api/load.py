@@ -20,7 +20,7 @@ from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import check_model, model_name
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.data.formats.arrays import inputs_of
+from allstep.common.data.formats.arrays import channels_last, inputs_of, is_tensor, plain
 from allstep.common.data.images.crop import centre_box
 from allstep.common.data.images.decoding import UnreadableImage, image_content, in_rgb
 from allstep.common.data.images.encoded import Reader
@@ -64,9 +64,13 @@ class PictureReader:
 def _pixels_of(image: Any, *, turns: bool) -> np.ndarray:
     from PIL import ImageOps
 
+    _check_depth(image)
+    return in_rgb(ImageOps.exif_transpose(image) if turns else image)
+
+
+def _check_depth(image: Any) -> None:
     if image.mode.startswith(("I", "F")):
         raise UserError(f"expected a picture of 8 bits a channel, received mode {image.mode}; convert it")
-    return in_rgb(ImageOps.exif_transpose(image) if turns else image)
 
 
 def _as_rgb(pixels: np.ndarray) -> np.ndarray:
@@ -186,7 +190,8 @@ class Loaded:
 
         Args:
             images: one picture or a list: paths, images of Pillow or uint8 arrays (height, width, channels); or samples
-                as the data set has them, if the run was trained on arrays: one, or a batch.
+                as the data set has them, if the run was trained on arrays: one, or a batch. PyTorch's tensors have
+                channels first.
 
         Raises:
             UserError: a picture cannot be read, or samples have another shape or type.
@@ -219,6 +224,7 @@ class Loaded:
 
     def samples(self, images: Any) -> tuple[np.ndarray, bool]:
         """Return samples before normalisation, and whether they are of one picture alone."""
+        images = [self._plain(one) for one in images] if isinstance(images, (list, tuple)) else self._plain(images)
         is_one = _is_picture(images)
         if (isinstance(images, (list, tuple)) and not images) or getattr(images, "size", 1) == 0:
             raise UserError("expected a sample at least, received none; give a picture, or a list of some")
@@ -227,6 +233,15 @@ class Loaded:
             pictures: Any = [images] if is_one else images
             return np.stack([self._reader.read(one) for one in pictures]), is_one
         return self._arrays(images, is_one=is_one)
+
+    def _plain(self, value: Any) -> Any:
+        """Return tensors as arrays with channels last, and others, such as pictures, as they are."""
+        if not is_tensor(value):
+            return np.asarray(value) if hasattr(value, "__array__") and not _is_picture(value) else value
+        array: Any = plain(value)
+        shape = self.description.input_shape
+        is_moved = array.ndim > 2 if self._reader else array.shape[-3:] == (*shape[2:], *shape[:2]) != shape
+        return channels_last(array, "the pictures") if is_moved else array
 
     def _arrays(self, images: Any, *, is_one: bool) -> tuple[np.ndarray, bool]:
         description = self.description
@@ -261,6 +276,7 @@ def _opened(picture: Any, channels: int) -> np.ndarray:
 
     try:
         image = Image.open(picture) if isinstance(picture, (str, Path)) else picture
+        _check_depth(image)
         pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"expected an image in {picture}, received what cannot be read as one ({error})") from None

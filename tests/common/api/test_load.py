@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 from PIL import Image
 from ranks import REPOSITORY, train
@@ -52,6 +53,11 @@ def test_pictures_become_the_samples_of_validation(run, folder):
     pixels = np.asarray(Image.open(paths[png]))
     for one in (pixels, Image.fromarray(pixels), [pixels]):
         np.testing.assert_array_equal(trained.samples(one)[0][0], expected[png])
+    batch = np.stack([pixels, pixels])
+    tensor = torch.from_numpy(batch).permute(0, 3, 1, 2)
+    for many in (tensor, list(tensor), tf.constant(batch), tensor[0]):  # as torchvision.io.read_image has them
+        (found, is_one) = trained.samples(many)
+        assert len(found) == 2 - is_one and (found == expected[png]).all()
     mean, std = (torch.tensor(values)[:, None, None] for values in (trained.description.mean, trained.description.std))
     normalised = (torch.from_numpy(expected).permute(0, 3, 1, 2) / 255 - mean) / std
     torch.testing.assert_close(trained.preprocess(paths), normalised, rtol=1e-5, atol=1e-5)
@@ -100,6 +106,10 @@ def test_a_network_of_the_users_own_is_named_again(tmp_path):
         UserError, match=r"expected samples uint8 \(8, 8, 1\), as the run was trained on, received uint8"
     ):
         trained.predict(np.zeros((2, 9, 9), np.uint8))
+    assert trained.samples(torch.zeros(1, 8, 8, dtype=torch.uint8))[1]
+    assert len(trained.predict(torch.zeros(3, 1, 8, 8, dtype=torch.uint8))) == 3
+    with pytest.raises(UserError, match="expected a picture of 8 bits a channel, received mode I;16"):
+        trained.predict(Image.new("I;16", (8, 8)))
     pictures = [Image.fromarray(np.zeros((side, side), np.uint8)) for side in (8, 9)]
     assert len(trained.predict([pictures[0]] * 2)) == 2
     with pytest.raises(UserError, match=r"received uint8 \(9, 9, 1\)"):
