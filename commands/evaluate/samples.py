@@ -44,7 +44,10 @@ def fitted(dataset: Dataset, data: DataConfig, run: Description | None, *, part:
     has_fewer = not dataset.class_names and dataset.task == "classification" and dataset.num_classes < run.num_classes
     if has_fewer:  # numbers of classes, of which the highest do not occur
         dataset = dataclasses.replace(dataset, num_classes=run.num_classes)
-    check_same(run, described(dataset), advice=_ADVICE, only=lambda name: name not in ("mean", "std", "fields"))
+    now = described(dataset)
+    are_joined = len(run.fields) > 2 < len(now.fields)  # several columns become one sample, in their order
+    now = dataclasses.replace(now, fields=(*now.fields[:-1], *run.fields[-1:]) if are_joined else run.fields)
+    check_same(run, now, advice=_ADVICE, only=lambda name: name not in ("mean", "std"))
     return dataclasses.replace(dataset, mean=run.mean, std=run.std, class_names=run.classes or dataset.class_names)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -18,9 +20,11 @@ from ranks import REPOSITORY, last, launch, train
 from sklearn.metrics import f1_score
 
 from allstep.commands.evaluate import command
-from allstep.commands.evaluate.samples import words_for
+from allstep.commands.evaluate.samples import fitted, words_for
 from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets import Dataset
+from allstep.common.training.description import Description
 from allstep.common.training.evaluation import Evaluation
 
 FLAGS = ("--image-size", 16, "--decode-threads", 1, "--batch-size", 4, "--model", "cnn")
@@ -187,6 +191,32 @@ def test_code_of_a_run_is_named_again(tmp_path):
     ):
         command.main([str(tmp_path / "run")])
     command.main([str(tmp_path / "run"), "--model", f"{file}:build"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            ("age", "height", "label"),
+            r"expected the fields \(height, age, label\), as the checkpoint has, received \(age",
+        ),
+        (("height", "weight", "label"), "expected the fields"),
+        (("height", "age", "kind"), None),
+        (("x", "y"), None),
+    ],
+)
+def test_columns_stand_in_the_order_of_the_run(fields, expected):
+    run = Description("classification", (), 2, (2,), "float32", ("height", "age", "label"))
+    dataset = dataclasses.replace(run.dataset(), fields=fields)
+    with pytest.raises(UserError, match=expected) if expected else contextlib.nullcontext():
+        assert fitted(dataset, DataConfig(), run, part="validation").num_classes == 2
+
+
+def test_another_type_is_named():
+    run = Description("classification", (), 2, (2,), "float32")
+    other = dataclasses.replace(run, input_type="int64").dataset()
+    with pytest.raises(UserError, match="expected samples of type float32, as the checkpoint has, received int64; "):
+        fitted(other, DataConfig(), run, part="validation")
 
 
 def test_weights_of_a_file(trained, data, tmp_path):
