@@ -5,6 +5,10 @@ Oracle: Python's own decoder.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+
 import numpy as np
 import pytest
 from other_data import opened
@@ -50,6 +54,13 @@ def test_text_in_other_encodings_is_refused_or_read_as_bytes(tmp_path):
         opened(f"text:{tmp_path}/a.txt", tmp_path)
     (tmp_path / "b.txt").write_bytes(("We are here. " * 80).encode("utf-16-le"))
     with pytest.raises(UserError, match="received a zero byte at 1, as UTF-16 without a byte order mark has; convert"):
+        opened(f"text:{tmp_path}/b.txt", tmp_path)
+    for pack in (gzip.compress, bz2.compress, lzma.compress):
+        (tmp_path / "b.txt").write_bytes(pack(POEM.encode()))
+        with pytest.raises(UserError, match="received a compressed file; unpack it"):
+            opened(f"text:{tmp_path}/b.txt", tmp_path)
+    (tmp_path / "b.txt").write_bytes(bytes(1000))
+    with pytest.raises(UserError, match="received a zero byte at 0, which no text has; name another file"):
         opened(f"text:{tmp_path}/b.txt", tmp_path)
     dataset = opened(f"text:{tmp_path}/a.txt", tmp_path, text_tokens="bytes")
     assert dataset.num_tokens == 256

@@ -12,6 +12,7 @@ Source: The Python Language Reference, Python Software Foundation, PSF License 2
 
 import codecs
 import importlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ _MARKS = {  # longest first: UTF-32's mark begins with UTF-16's
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_PACKED = re.compile(rb"\x1f\x8b|BZh\d1AY&SY|\xfd7zXZ|\x28\xb5\x2f\xfd|PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
+_MAX_LOOKED_AT = 2**16
 
 
 def prepare(config: DataConfig) -> None:
@@ -87,11 +90,13 @@ def _tokens(config: DataConfig) -> tuple[np.ndarray, int, str]:
 
 def _decoded(data: bytes, path: Path) -> str:
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    if _PACKED.match(data):
+        raise UserError(f"expected text in {path}, received a compressed file; unpack it")
     if encoding == "utf-8" and (at := data.find(0)) >= 0:
-        raise UserError(
-            f"expected text in {path}, received a zero byte at {at}, as UTF-16 without a byte order mark has; convert "
-            "it (iconv -f UTF-16 -t UTF-8), or give --text-tokens bytes"
-        )
+        parities = {index % 2 for index, byte in enumerate(data[:_MAX_LOOKED_AT]) if not byte}
+        of_utf_16 = ", as UTF-16 without a byte order mark has; convert it (iconv -f UTF-16 -t UTF-8)"
+        cause = of_utf_16 if len(parities) == 1 else ", which no text has; name another file"
+        raise UserError(f"expected text in {path}, received a zero byte at {at}{cause}, or give --text-tokens bytes")
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
