@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +12,27 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
+from allstep.common.data.passed_over import tell
 from allstep.common.data.sharding import sample_order
 from allstep.common.files.npy import read_numbers
 
 _READ_AT_ONCE = 4096
 # Multiples of it are added to the epoch, so that the permutation of each class differs from that of any epoch.
 _CLASSES = 2**40
+
+
+def tell_alike(names: Iterable[str]) -> None:
+    """Tell of two classes whose names look alike, as those that were typed."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(look(name), name)) != name:
+            tell(f"two classes look alike, {ascii(other)} and {ascii(name)}; if they are one, give them one name")
+            return
+
+
+def look(name: str) -> str:
+    """Return a name without what is not seen: forms of Unicode, blanks around it, characters without width."""
+    return "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf").strip()
 
 
 def labels_of(split: Split) -> np.ndarray:

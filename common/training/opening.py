@@ -15,7 +15,7 @@ from allstep.common.catalog.metrics import metrics_of
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data import datasets
-from allstep.common.data.classes import balanced_order_of, class_weights_of
+from allstep.common.data.classes import balanced_order_of, class_weights_of, tell_alike
 from allstep.common.data.datasets import DataConfig, Dataset
 from allstep.common.data.images.augmented_split import augmentation_of
 from allstep.common.data.sharding import curriculum_of
@@ -51,6 +51,7 @@ def open_dataset(
     check_same_data(own, collectives)
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
+    tell_alike(own.class_names)
     if config.data.standardize:
         own = standardized(own, collectives)
     metrics_of(config, own)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
+from allstep.common.data.classes import look
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, files_below, folders_in, part_named
@@ -40,9 +41,11 @@ def load(config: DataConfig) -> Dataset:
     if validation and (unpaired := set(train.classes) ^ set(validation.classes)):
         name = min(unpaired)
         here, there = (train, validation) if name in train.classes else (validation, train)
+        alike = [ascii(other) for other in there.classes if look(other).casefold() == look(name).casefold()]
+        shown, hint = (ascii(name), f", which has {alike[0]}; give them one name") if alike else (quote(name), "")
         raise UserError(
-            f"expected the same classes in {train.folder.name}/ and {validation.folder.name}/, received {name} in "
-            f"{here.folder} and not in {there.folder}"
+            f"expected the same classes in {train.folder.name}/ and {validation.folder.name}/, received {shown} in "
+            f"{here.folder} and not in {there.folder}{hint}"
         )
     passed.tell(config.data_dir)
     splits = encoded_splits(train, validation or train, config)

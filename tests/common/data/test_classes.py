@@ -12,7 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import check_loss
 from allstep.common.config.train_config import OptimizerConfig, TrainConfig
-from allstep.common.data.classes import BalancedOrder, class_weights_of, labels_of
+from allstep.common.data.classes import BalancedOrder, class_weights_of, labels_of, tell_alike
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.data.datasets.subset import Subset
 
@@ -127,3 +127,13 @@ def test_flags_that_do_not_go_together(tmp_path):
     config = TrainConfig(optimizer=OptimizerConfig(class_weights="balanced"))
     with pytest.raises(UserError, match="--class-weights needs --loss cross-entropy, received mse"):
         check_loss(config, "regression")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(("\xe9", "a", "e\u0301"), r"'\xe9' and 'e\u0301'"), (("cat", "cat "), "'cat' and 'cat '"), (("a", "A"), None)],
+)
+def test_classes_that_look_alike_are_told(names, told, capfd):
+    tell_alike(names)
+    error = capfd.readouterr().err
+    assert told in error if told else not error

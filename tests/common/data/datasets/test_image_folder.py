@@ -265,6 +265,10 @@ def test_folders_that_are_not_right(folder, step):
     save(folder / "val" / "dog" / "0.png")
     with pytest.raises(UserError, match="expected the same classes .*, received dog in .*val and not in .*train"):
         step(config)
+    (folder / "train" / "Dog").mkdir()
+    save(folder / "train" / "Dog" / "0.png")
+    with pytest.raises(UserError, match="received 'Dog' in .*train and not in .*val, which has 'dog'; give them one"):
+        step(config)
     (folder / "train").rename(folder / "trains")
     with pytest.raises(UserError, match="expected --data-dir to hold train/ and val/, .* received none at .*train"):
         step(config)
