@@ -30,7 +30,17 @@ from allstep.commands.tune.space import Space, corners, read_space
 from allstep.commands.tune.study import DIRECTIONS, keep_trials, next_trial, open_study
 from allstep.common.api.session import words_of
 from allstep.common.base.errors import Fault, UserError, quote
-from allstep.common.base.flag_types import MAX_COUNT, WEEK, Parser, nonempty_path, nonempty_text, number, one_of, whole
+from allstep.common.base.flag_types import (
+    MAX_COUNT,
+    WEEK,
+    Parser,
+    flag_name,
+    nonempty_path,
+    nonempty_text,
+    number,
+    one_of,
+    whole,
+)
 from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
@@ -53,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags, trainer_flags = _parser().parse_known_args(argv)
     need_frameworks([flags.framework], by="allstep tune")
     space = read_space(flags.space)
+    if twice := sorted(space.keys() & set(map(flag_name, trainer_flags))):
+        raise UserError(f"expected --{twice[0]} as a flag or in {quote(flags.space)}, received both; give one of them")
     for values in corners(space):  # refuses flags that no trial could train with
         parse(tuple(STRATEGIES[flags.framework]), ALONE, [*trainer_flags, *words_of(values)])
     try:

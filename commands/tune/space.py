@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,15 @@ def read_space(path: Path) -> Space:
         if name not in names:
             advice = did_you_mean(str(name), names, f"see {trainer_command('pytorch')} --help")
             raise UserError(f"expected flags of the trainers in {quote(path)}, received {quote(name)}; {advice}")
-    return {name: distribution(what, f"{name} in {quote(path)}") for name, what in content.items()}
+    config = TrainConfig()
+    parts = [part for part in (config, *vars(config).values()) if dataclasses.is_dataclass(part)]
+    types = {item.name.replace("_", "-"): str(item.type) for part in parts for item in dataclasses.fields(part)}
+    found = {}
+    for name, what in content.items():
+        if "float" in types[name] and isinstance(what, dict):  # of which there are others between whole numbers
+            what = {key: float(value) if type(value) is int else value for key, value in what.items()}
+        found[name] = distribution(what, f"{name} in {quote(path)}")
+    return found
 
 
 def corners(space: Space) -> list[dict[str, Value]]:

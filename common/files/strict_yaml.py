@@ -1,11 +1,13 @@
-"""Strict parser for untrusted YAML: limited size and depth, and no aliases."""
+"""Strict parser for untrusted YAML: limited size and depth, no aliases, and every key once."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
+from allstep.common.base.errors import quote
 from allstep.common.files.regular_file import read_regular
 
 
@@ -13,7 +15,7 @@ def load(path: Path, *, maximum: int) -> Any:
     """Return the content of a YAML file of at most `maximum` bytes.
 
     Raises OSError if the file cannot be read, is too large, or is not a regular file; ValueError if it is not UTF-8 or
-    not YAML, is nested too deeply, or has aliases, by which a few lines could expand to billions.
+    not YAML, is nested too deeply, has a key twice, or has aliases, by which a few lines could expand to billions.
     """
     try:
         return _Loader(read_regular(path, maximum=maximum).decode()).get_single_data()
@@ -32,3 +34,11 @@ class _Loader(yaml.SafeLoader):
             event = self.peek_event()
             raise ComposerError(None, None, f"the alias *{event.anchor}", event.start_mark)
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        found = super().construct_mapping(node, deep=deep)
+        if len(found) < len(node.value):
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            again = next(index for index, key in enumerate(keys) if key in keys[:index])
+            raise ConstructorError(None, None, f"{quote(keys[again])} twice", node.value[again][0].start_mark)
+        return found

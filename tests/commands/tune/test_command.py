@@ -98,6 +98,7 @@ def test_what_diverges_does_not_end_the_search(tmp_path):
         ("", (), "expected lines of `flag: what to try`"),
         ("a: &x [1]\nb: *x", (), "the alias *x"),
         (SPACE, ("--epoch", "2"), "did you mean --epochs?"),
+        ({"base-lr": [1]}, ("--base-lr=2",), "expected --base-lr as a flag or in"),
         (SPACE, ("--study", "/proc/study"), "name another --study"),
     ],
 )
@@ -107,6 +108,11 @@ def test_mistakes(content, flags, expected, tmp_path):
     assert (result.returncode, result.stdout) == (2, ""), result.output
     [line] = result.stderr.splitlines()
     assert line.startswith("allstep: error: ") and expected in line
+
+
+def test_whole_numbers_bound_an_interval_of_fractions(tmp_path):
+    found = read_space(space(tmp_path, {"ema": {"low": 0, "high": 1}, "epochs": {"low": 1, "high": 3}}))
+    assert [type(one).__name__ for one in found.values()] == ["FloatDistribution", "IntDistribution"]
 
 
 def test_the_space_that_the_description_shows_can_be_searched(tmp_path):

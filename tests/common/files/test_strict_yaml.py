@@ -31,6 +31,7 @@ def test_as_the_safe_loader(text, tmp_path):
         ("[" * 5000, "nested too deeply"),
         ("!!python/object/apply:os.system [echo]", "could not determine a constructor"),
         ("a: [", "line 1"),
+        ("a: 1\nb: {c: 2,\n c: 3}", "line 3: c twice"),
         ("\x00", "special characters"),
         (f"a: {'9' * 6000}", "digits"),
         ("x" * 2000, "at most 1000 bytes"),
