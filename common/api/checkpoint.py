@@ -4,7 +4,7 @@
     checkpoint.save("runs/a", step, {"model": model.state_dict(), "position": [epoch, offset]})
     step, state = checkpoint.load("runs/a") or (0, None)
 
-The state may consist of numbers, strings, lists, mappings, arrays and torch tensors.
+The state may consist of numbers, strings, lists, tuples, mappings, arrays and torch tensors.
 """
 
 import os
@@ -102,6 +102,6 @@ def _set_aside(folder: Path, later: list[Path]) -> None:
 def _converted(value: Any, as_array: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(value, np.ndarray):
         return as_array(value)
-    if isinstance(value, list):
-        return [_converted(item, as_array) for item in value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_converted(item, as_array) for item in value)
     return {key: _converted(item, as_array) for key, item in value.items()} if isinstance(value, dict) else value

@@ -4,7 +4,7 @@
     results = allstep.launch(train, 0.1, num_ranks=4)
 
 The function is sent to the ranks by cloudpickle, through a file that only this user can read. Results are never
-unpickled: numbers, strings, lists, mappings and arrays come back as JSON and .npy files.
+unpickled: numbers, strings, lists, tuples, mappings and arrays come back as JSON and .npy files.
 """
 
 import os

@@ -22,7 +22,9 @@ _PAIRS = "__pairs__"
 one of these marks; its value is pairs."""
 _EARLIER_NUMBER = "__number__"
 """Counterpart of `strict_json.NON_FINITE` in files of allstep 0.1, which are read as well."""
-_MARKS = {_ARRAY, strict_json.NON_FINITE, _EARLIER_NUMBER, _PAIRS}
+_TUPLE = "__tuple__"
+"""Only key of the object that stands for a tuple, as generators of random numbers need for their state."""
+_MARKS = {_ARRAY, strict_json.NON_FINITE, _EARLIER_NUMBER, _PAIRS, _TUPLE}
 
 
 def save(folder: Path, value: Any) -> None:
@@ -40,7 +42,7 @@ def save(folder: Path, value: Any) -> None:
 
 
 def load(folder: Path) -> Any:
-    """Return the value that `save` has written; tuples have become lists.
+    """Return the value that `save` has written.
 
     Raises UserError if the folder holds no such value.
     """
@@ -58,8 +60,11 @@ def is_own_file(name: str) -> bool:
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if hasattr(value, "detach"):  # a torch tensor on any device
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, NotImplementedError, RuntimeError):  # of bfloat16, sparse, on no device
+            raise _unknown(f"a tensor of {value.dtype} ({value.layout}, on {value.device})") from None
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and not np.ma.isMaskedArray(value):
         arrays.append(value)
         return {_ARRAY: len(arrays) - 1}
     if isinstance(value, np.generic):
@@ -68,15 +73,20 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {strict_json.NON_FINITE: repr(value)}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_plain(item, arrays) for item in value]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_plain(item, arrays) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
         items = [(key, _plain(item, arrays)) for key, item in value.items()]
         as_object = all(isinstance(key, str) for key in value) and not value.keys() & _MARKS
         return dict(items) if as_object else {_PAIRS: items}
-    raise UserError(
-        "expected numbers, texts, arrays, and lists and mappings of these, received "
-        f"{type(value).__name__}; make one of them of it"
+    raise _unknown(f"{type(value).__name__}{f' of {value.dtype}' if isinstance(value, np.ndarray) else ''}")
+
+
+def _unknown(kind: str) -> UserError:
+    return UserError(
+        f"expected numbers, texts, arrays, and lists and mappings of these, received {kind}; make one of them of it"
     )
 
 
@@ -86,6 +96,8 @@ def _restored(value: Any, folder: Path) -> Any:
     if isinstance(value, dict) and value.keys() == {_ARRAY}:
         data = read_regular(folder / f"{int(value[_ARRAY])}.npy", maximum=MAX_BYTES)
         return load_npy(data)
+    if isinstance(value, dict) and value.keys() == {_TUPLE}:
+        return tuple(_restored(item, folder) for item in value[_TUPLE])
     if isinstance(value, dict) and value.keys() == {_PAIRS}:
         return {key: _restored(item, folder) for key, item in value[_PAIRS]}
     if isinstance(value, dict) and len(value) == 1 and value.keys() <= {strict_json.NON_FINITE, _EARLIER_NUMBER}:

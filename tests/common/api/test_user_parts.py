@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 
 import numpy as np
 import pytest
+import torch
 
 from allstep.common.api import checkpoint
 from allstep.common.api.session import as_words
@@ -20,6 +22,7 @@ VALUE = {
     "arrays": [np.arange(6.0).reshape(2, 3), np.array(3, np.int64), np.zeros((0, 2), np.uint8)],
     "numbers": [1, 2.5, True, None, float("inf"), -float("inf")],
     "by number": {0: {"step": np.float32(4)}, 7: "text"},
+    "tuple": (3, (random.getstate()[1][0], None), [()]),
     "marks": [{"non_finite": 3}, {"__array__": 0, "__number__": {"__pairs__": 1}}, {1: 2, "a": 3}],
 }
 
@@ -31,13 +34,24 @@ def test_values_come_back_as_they_were(tmp_path):
         np.testing.assert_array_equal(array, expected)
         assert array.dtype == expected.dtype
     assert found["numbers"] == VALUE["numbers"] and found["by number"] == {0: {"step": 4.0}, 7: "text"}
-    assert found["marks"] == VALUE["marks"]
+    assert found["marks"] == VALUE["marks"] and found["tuple"] == VALUE["tuple"]
     assert {path.suffix for path in (tmp_path / "a").iterdir()} == {".json", ".npy"}
 
 
-@pytest.mark.parametrize("value", [object(), {(1, 2): 3}, {None: 0}, np.array([object()])])
-def test_what_json_has_not_is_refused(value, tmp_path):
-    with pytest.raises(UserError, match="expected numbers, texts, arrays"):
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (object(), "object"),
+        ({(1, 2): 3}, "dict"),
+        ({None: 0}, "dict"),
+        (np.array([object()]), "ndarray of object"),
+        (np.ma.masked_array([1, 2], [0, 1]), "MaskedArray of int64"),
+        (torch.ones(2, dtype=torch.bfloat16), "a tensor of torch.bfloat16"),
+        (torch.eye(2).to_sparse(), "torch.sparse_coo"),
+    ],
+)
+def test_what_json_has_not_is_refused(value, kind, tmp_path):
+    with pytest.raises(UserError, match=f"expected numbers, texts, arrays, .*received .*{kind}"):
         array_json.save(tmp_path / "a", value)
 
 
@@ -47,7 +61,8 @@ def test_numbers_that_json_lacks_come_back_from_earlier_versions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"__array__": 0}', '{"__array__": "../../x"}', '{"__pairs__": 1}', '{"non_finite": []}']
+    "text",
+    ["{", '{"__array__": 0}', '{"__tuple__": 3}', '{"__array__": "../../x"}', '{"__pairs__": 1}', '{"non_finite": []}'],
 )
 def test_damaged_values(text, tmp_path):
     (tmp_path / "values.json").write_text(text)
