@@ -30,7 +30,8 @@ from allstep.common.process.exit import run_rank
 _LARGEST_SCRIPT = 16 * 2**20
 # The first pattern that occurs in a script determines how its ranks are started.
 _SIGNS = (
-    (r"\b(mp|multiprocessing)\.spawn\(", ITSELF),
+    (r"\b(mp|multiprocessing)(\.| import .*\b)(spawn|start_processes)\b", ITSELF),
+    (r"""(?s)\benviron\[["']MASTER_ADDR["']\] =.*\bProcess\(target=""", ITSELF),
     (r"\bMultiWorkerMirroredStrategy\b", TF_CONFIG),
     (r"\bMirroredStrategy\b", MIRRORED),
     (r"\bhorovod", "horovodrun"),

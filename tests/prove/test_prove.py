@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from mistake import Mistake, check
 from prove_corpus import SCRIPTS
 from ranks import run
+
+from allstep.commands.prove.command import _launcher
+from allstep.commands.prove.launching import ITSELF
 
 _NEVER = "import torch\nprint(torch.ones(1))\n"
 _FAILS = "import torch\nraise RuntimeError('no data here')\n"
@@ -29,6 +33,19 @@ _WRITES = """
     old.write_text(f"after {size}")
     new.write_text(f"after {size}")
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("torch.multiprocessing.start_processes(main, nprocs=2, start_method='fork')", ITSELF),
+        ("from torch.multiprocessing import Queue, spawn\nspawn(main, nprocs=2)", ITSELF),
+        ("os.environ['MASTER_ADDR'] = 'localhost'\nimport torch\nmp.Process(target=main, args=(0, 2)).start()", ITSELF),
+        ("import torch\nprint(os.environ['MASTER_ADDR'])\nProcess(target=read).start()", "torchrun"),
+    ],
+)
+def test_the_text_of_a_script_tells_who_starts_its_ranks(text, expected):
+    assert _launcher(Path("script.py"), text) == expected
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
