@@ -142,6 +142,28 @@ def test_rates_that_follow_losses_may_fall_at_other_times(unseen, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("if loss > best:\n    for group in groups:\n        group['lr'] *= 0.1", False),
+        ("bad = 0 if loss < best else bad + 1\nfactor = 0.1**bad\noptimizer.param_groups[0]['lr'] = factor", False),
+        (
+            "def lower():\n    opt.learning_rate.assign(rate)\nif logs['val_loss'] > self.best:\n    lower()",
+            False,
+        ),
+        ("for group in groups:\n    group['lr'] = 0.1 ** (epoch // 30)\nbest = min(best, loss)", True),
+        ("if loss > best:\n    state = {'lr': lr, 'loss': loss}\nlr = state['lr'] * step", True),
+    ],
+)
+def test_rates_that_a_script_lowers_by_losses(text, expected, tmp_path):
+    """A plateau by hand may fall at other times on several ranks; that a script compares losses tells nothing."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    falling = map_steps(run(), lambda _, step: {"learning_rates": ((0.2, 0.04, 0.02)[step.number - 1],)})
+    found = [finding.name for finding in findings(Runs(ALONE, falling, script))]
+    assert found == ["schedule-too-fast"] * expected
+
+
+@pytest.mark.parametrize(
     ("names_of", "expected"), [("ab", "gradients-not-averaged"), ("b", "gradients-partly-averaged")]
 )
 def test_gradients_that_a_common_norm_scales(names_of, expected):

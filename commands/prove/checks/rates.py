@@ -1,19 +1,27 @@
 """Check that learning rates are the same on all ranks, follow the global batch, linearly for SGD (Goyal et al. 2017),
 and fall as on one rank."""
 
+import ast
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from allstep.commands.prove.checks.samples import global_batches
 from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed
+from allstep.commands.prove.observer.loops import parsed
 from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, FOLLOWS_LOSSES, Step, Unseen
 from allstep.commands.prove.runs import Run, Runs
 
 _NEAR = 0.05
 _LINEAR = ("SGD", "LARS", "Momentum")
 """Optimizers whose rate is scaled linearly; that of others is often not scaled, or by the square root."""
+
+_RATES = {"lr", "learning_rate"}
+_LOSS = re.compile(r"(?<![^_])(loss|losses|best|metric|score|accuracy|perplexity)(?![^_])")
+_MAX_DEPTH = 3
+"""Number of assignments from a loss to a rate."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -70,8 +78,59 @@ def warms_up(runs: Runs) -> bool:
 
 
 def follows_losses(runs: Runs) -> bool:
-    """Return whether a scheduler lowers rates where losses stay the same, which these need not do in both runs."""
-    return any(one.what == FOLLOWS_LOSSES for rank in runs.together.ranks for one in rank.all(Unseen))
+    """Return whether rates are lowered where losses stay the same, which these need not do in both runs."""
+    if any(one.what == FOLLOWS_LOSSES for rank in runs.together.ranks for one in rank.all(Unseen)):
+        return True
+    found = set(_RATES)
+    sources = _sources(parsed(runs.script)) if runs.script else {}
+    for _ in range(_MAX_DEPTH):
+        found |= {one for name in found for one in sources.get(name, ())}
+    return any(map(_LOSS.search, found))
+
+
+def _sources(tree: ast.AST) -> dict[str, set[str]]:
+    """Return the names of which a script's variables and attributes are made, and of the tests around that."""
+    sources: dict[str, set[str]] = {}
+
+    def visit(node: ast.AST, tests: set[str]) -> None:
+        if isinstance(node, ast.Call):
+            is_setter = getattr(node.func, "attr", "") == "assign"
+            for name in _targets(getattr(node.func, "value", None) if is_setter else node.func):
+                sources.setdefault(name, set()).update(tests, _names(*node.args) if is_setter else ())
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            for name in _targets(*getattr(node, "targets", [getattr(node, "target", None)])):
+                sources.setdefault(name, set()).update(tests, _names(node.value))
+        if isinstance(node, (ast.If, ast.While)):
+            tests = tests | _names(node.test)
+        elif isinstance(node, ast.FunctionDef):
+            tests = {node.name}
+        for child in ast.iter_child_nodes(node):
+            visit(child, tests)
+
+    visit(tree, set())
+    return sources
+
+
+def _targets(*nodes: ast.AST | None) -> set[str]:
+    """Return the names of what is set: the variable, the attribute, or the word in brackets."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            found |= _targets(*node.elts)
+        elif isinstance(node, ast.Subscript):
+            found |= _targets(node.slice) or _targets(node.value)
+        else:
+            found |= {getattr(node, "id", getattr(node, "attr", getattr(node, "value", None)))}
+    return {name for name in found if isinstance(name, str)}
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    """Return the names, attributes and words in nodes; of an item with a name, only that."""
+    found = _targets(*nodes)
+    for node in nodes:
+        if not (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)):
+            found |= _names(*ast.iter_child_nodes(node))
+    return found
 
 
 def _differs(run: Run) -> Finding | None:
