@@ -70,11 +70,12 @@ def test_samples_of_a_packed_sequence_are_its_time_steps():
 
 
 def test_inputs_that_stay_the_same_do_not_count():
-    """A large table that a model gets in every call is no sample; the only input of a model is one."""
+    """A large table that a model gets in every call is no sample; samples that are all alike tell nothing of ranks."""
     table, samples = torch.randn(100, 50), Samples(as_rows)
     samples.rows((_batch(0), table))
     assert samples.rows((_batch(1), table)) == Samples(as_rows).rows(_batch(1))
-    assert Samples(as_rows).rows(_ONES)
+    assert Samples(as_rows).rows(_ONES) == ()
+    assert [samples.rows(_batch(2), 1) for _ in range(2)] == [Samples(as_rows).rows(_batch(2))] * 2
     assert samples.rows((3, None)) == ()
 
 

@@ -46,11 +46,11 @@ class Samples:
         self._last: dict[tuple[Hashable, int], tuple[str, ...]] = {}
 
     def rows(self, inputs: Any, site: Hashable = None) -> tuple[str, ...]:
-        """Return a digest of each sample in the inputs of a call at a site; empty if there are none."""
+        """Return a digest of each sample in the inputs of a call at a site; empty if none can be told from others."""
         parts = list(self._parts(inputs, 0))
         kept = [part for index, part in enumerate(parts) if not self._is_constant((site, index), part)]
         groups: dict[int, list[_Part]] = defaultdict(list)
-        for part in kept or [part for part in parts if not part.is_alike] or parts:
+        for part in kept or [part for part in parts if not part.is_alike]:
             groups[len(part.rows)].append(part)
         if not groups:
             return ()
