@@ -1,4 +1,4 @@
-"""Hooks of PyTorch and HDF5 in this process, without ranks. Oracle: the same script without what the hook is for."""
+"""Hooks of PyTorch, Keras and HDF5 in this process, without ranks. Oracle: scripts without what the hook is for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import h5py
+import keras
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
-from allstep.commands.prove.observer import files, pytorch, pytorch_data, pytorch_models, pytorch_optimizers
+from allstep.commands.prove.observer import files, keras_fit, pytorch, pytorch_data, pytorch_models, pytorch_optimizers
+from allstep.commands.prove.observer import observer as observing
 from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.records import FOLLOWS_LOSSES, Forward, Loop, Record, Sent, Step, Unseen, Write
@@ -32,7 +34,7 @@ def observer(tmp_path, monkeypatch):
     def replace(owner, name, make):
         monkeypatch.setattr(owner, name, make(getattr(owner, name)))
 
-    for module in (files, pytorch_data, pytorch_models, pytorch_optimizers):
+    for module in (files, keras_fit, observing, pytorch_data, pytorch_models, pytorch_optimizers):
         monkeypatch.setattr(module, "replace", replace)
     monkeypatch.setattr(pytorch_optimizers, "replace_everywhere", lambda _package, *rest: replace(*rest))
     for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
@@ -90,6 +92,19 @@ def test_schedulers_that_follow_losses_are_noted(records):
     plateau.step(1.0)
     plateau.step(1.0)
     assert [one.what for one in records if isinstance(one, Unseen)] == [FOLLOWS_LOSSES]
+
+
+def test_plateaus_of_keras_are_noted(observer, monkeypatch):
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", found.append)
+    keras_fit.install(observer)
+    model = keras.Sequential()
+    model.compile("sgd", "mse")
+    for callback in (keras.callbacks.LearningRateScheduler(lambda _epoch: 0.1), keras.callbacks.ReduceLROnPlateau()):
+        assert found == []
+        callback.set_model(model)
+        callback.on_epoch_end(0, {"val_loss": 1.0})
+    assert [one.what for one in found if isinstance(one, Unseen)] == [FOLLOWS_LOSSES]
 
 
 def test_losses_and_gradients_are_those_without_a_scaler(records):
