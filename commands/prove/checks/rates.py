@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from allstep.commands.prove.checks.samples import global_batches
+from allstep.commands.prove.checks.samples import global_batches, same_samples
 from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.observer.loops import parsed
-from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, FOLLOWS_LOSSES, Step, Unseen
+from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, FOLLOWS_LOSSES, Collective, Step, Unseen
 from allstep.commands.prove.runs import Run, Runs
 
 _NEAR = 0.05
@@ -48,7 +48,7 @@ def check(runs: Runs) -> Iterator[Finding]:
         f"{batch_alone} and {batch_together} samples"
     )
     # Steps between averages of weights (local SGD) are of each rank's own batch.
-    averages_weights = runs.together.has(AVERAGES_WEIGHTS) or rejoins(runs.together, 1)
+    averages_weights = runs.together.has(AVERAGES_WEIGHTS) or rejoins(runs.together, 1) or _steps_apart(runs.together)
     is_linear = any(name in together[0].kind for name in _LINEAR) and not averages_weights
     if growth > 1 + _NEAR and is_linear and _near(ratio, 1):
         yield Finding(
@@ -69,6 +69,17 @@ def check(runs: Runs) -> Iterator[Finding]:
         )
     elif finding:
         yield finding
+
+
+def _steps_apart(run: Run) -> bool:
+    """Return whether ranks with the same samples, whose weights cannot differ, average no gradients in PyTorch."""
+    if "tensorflow" in run.library or "tf." in run.library or not isinstance(same_samples(run), Finding):
+        return False
+    step, records = run.ranks[0].steps()[0], run.ranks[0].records
+    first = run.ranks[0].forwards(training=True)[0]
+    calls = records[records.index(first) : records.index(step)]
+    is_averaged = step.is_wrapped or (step.wrapper and not step.bypass)
+    return not is_averaged and not any(isinstance(one, Collective) for one in calls)
 
 
 def warms_up(runs: Runs) -> bool:
