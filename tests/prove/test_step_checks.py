@@ -9,6 +9,7 @@ import pytest
 from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
 
 from allstep.commands.prove.checks import findings
+from allstep.commands.prove.launching import Script
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.records import (
     APPLIED,
@@ -26,6 +27,7 @@ from allstep.commands.prove.records import (
     Wrapped,
     Yielded,
 )
+from allstep.commands.prove.report import report
 from allstep.commands.prove.runs import Rank, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
@@ -159,8 +161,9 @@ def test_rates_that_a_script_lowers_by_losses(text, expected, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(text)
     falling = map_steps(run(), lambda _, step: {"learning_rates": ((0.2, 0.04, 0.02)[step.number - 1],)})
-    found = [finding.name for finding in findings(Runs(ALONE, falling, script))]
-    assert found == ["schedule-too-fast"] * expected
+    runs = Runs(ALONE, falling, script)
+    assert [finding.name for finding in findings(runs)] == ["schedule-too-fast"] * expected
+    assert (FOLLOWS_LOSSES in report(Script(script, (), "torchrun", 3, 60), runs, [])) != expected
 
 
 @pytest.mark.parametrize(
