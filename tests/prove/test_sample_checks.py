@@ -189,7 +189,7 @@ def test_a_whole_batch_of_which_each_rank_may_take_a_share(losses, found, num_pe
     ("is_wrapped", "expected"), [(False, ["same-samples"]), (True, ["learning-rate-not-scaled", "same-samples"])]
 )
 def test_rates_of_ranks_whose_equal_samples_hide_that_they_step_apart(is_wrapped, expected):
-    """As between averages of weights (local SGD), which ask for no other rate; equal weights show no averages."""
+    """Averages of weights (local SGD) ask for no other rate, and equal weights do not show them."""
     apart = map_steps(run(), lambda _rank, _step: {"learning_rates": (0.1,), "is_wrapped": is_wrapped})
     first, other = (rank.records for rank in apart.ranks)
     assert sorted(names(replace(apart, ranks=(Rank(first), Rank((*other[:2], *first[2:])))))) == expected
