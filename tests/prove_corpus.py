@@ -202,6 +202,7 @@ FAULTS = (
     # A custom loop with GradientTape.
     Fault("weights-differ", _G, "        if is_first:\n", "        if False:\n"),
     Fault("gradients-not-averaged", _G, "    tape = hvd.DistributedGradientTape(tape)\n", ""),
+    Fault("every-rank-writes", _G, "if rank == 0:\n    tf.train", "if True:\n    tf.train", is_combined=True),
     Fault("", _G, "optimizer = keras.optimizers.SGD(0.05 * size", _ADASUM_TAPE),
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),

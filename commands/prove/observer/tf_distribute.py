@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from allstep.commands.prove.observer.guarding import Arguments
+from allstep.commands.prove.observer.files import note_write
+from allstep.commands.prove.observer.guarding import Arguments, Observation
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.records import World
 
@@ -32,6 +33,19 @@ def install(observer: Observer) -> None:
     def note_workers(strategy: Any, *_args: Any, **_kwargs: Any) -> None:
         _write_world(observer, strategy)
 
+    seen: set[str] = set()
+
+    def files(*names: str) -> Observation:  # which TensorFlow opens in C++
+        def observe(_object: Any, path: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+            for name in names:
+                note_write(observer, name.format(path), seen)
+            yield
+
+        return observe
+
+    checkpoint = files("{}.index", "{}.data-00000-of-00001", "{}/../checkpoint")
+    replace(tf.train.Checkpoint, "_write", observer.around("files written by TensorFlow", checkpoint))
+    replace(tf.saved_model, "save", observer.around("files written by TensorFlow", files("{}/saved_model.pb")))
     replace(tf.distribute.MirroredStrategy, "__init__", observer.around("strategies", observe_mirrored))
     observe_workers = observer.while_waiting("MultiWorkerMirroredStrategy", note_workers)
     replace(tf.distribute.MultiWorkerMirroredStrategy, "__init__", observer.around("strategies", observe_workers))

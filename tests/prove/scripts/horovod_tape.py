@@ -47,3 +47,5 @@ for epoch in range(2):
 
 if rank == 0:
     model.save_weights("horovod_tape.weights.h5")
+if rank == 0:
+    tf.train.Checkpoint(model=model).save("horovod_tape/model")
