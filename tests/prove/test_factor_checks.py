@@ -64,20 +64,21 @@ def test_what_adasum_adds_up_is_no_mean():
 
 
 @pytest.mark.parametrize(
-    ("is_same_sample", "second", "clip", "expected"),
+    ("is_same_sample", "alone", "clip", "expected"),
     [
-        (True, 3.0, 1.0, []),
-        (False, 1.0, 1.0, ["loss-scaled"]),
-        (True, 1.0, 0.5, ["loss-scaled"]),
-        (False, 1.0, 0.5, []),
+        (True, (1.0, 3.0), 1.0, []),
+        (True, (2.0, 6.0), 1.0, []),  # the rate is too large
+        (False, (1.0, 1.0), 1.0, ["loss-scaled"]),
+        (True, (1.0, 1.0), 0.5, ["loss-scaled"]),
+        (False, (1.0, 1.0), 0.5, []),
     ],
 )
-def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, second, clip, expected):
-    """Oracle: the mean of the losses of one rank over the samples of both ranks, which it sees in two steps.
+def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, alone, clip, expected):
+    """Oracle: the losses of one rank over the samples of both ranks, which it sees in two steps.
 
     Where the script clips gradients, only the same samples tell.
     """
-    losses = iter((1.0, second, 1.0))
+    losses = iter((*alone, 1.0))
 
     def change(record: object) -> object:
         if isinstance(record, Step):
@@ -86,14 +87,14 @@ def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_
             return replace(record, rows=tuple(f"{record.step - 1} 0 {row}" for row in range(4)))
         return record
 
-    alone = replace(ALONE, ranks=(Rank(tuple(map(change, ALONE.ranks[0].records))),))
+    one = replace(ALONE, ranks=(Rank(tuple(map(change, ALONE.ranks[0].records))),))
 
     def clipped(rank, step):
         [whole] = step.gradients
         applied = tuple(clip * one for one in whole.applied)
         return {"loss": 2.0, "gradients": (replace(whole, applied=applied, unclipped=whole.applied),)}
 
-    assert [one.name for one in findings(Runs(alone, map_steps(run(), clipped)))] == expected
+    assert [finding.name for finding in findings(Runs(one, map_steps(run(), clipped)))] == expected
 
 
 @pytest.mark.parametrize(

