@@ -24,6 +24,8 @@ MAX_NAME_BYTES = 2**24
 """Maximum size of all names of classes; a manifest has a limit, beyond which it is not read."""
 _CLOSE = 1e-5
 """Relative difference of two means or deviations that are the same: machines round sums differently."""
+_OF_DATASET = ("task", "num_classes", "input_shape", "input_type", "num_tokens", "vocabulary")
+"""Fields that a description and a data set have by the same name."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,8 @@ class Description:
     def dataset(self) -> Dataset:
         """Return a data set of these samples, without any, from which networks and inputs can be built."""
         none = cast("Split", ())
-        return Dataset(
-            none,
-            none,
-            input_shape=self.input_shape,
-            num_classes=self.num_classes,
-            mean=self.mean,
-            std=self.std,
-            input_type=self.input_type,
-            num_tokens=self.num_tokens,
-            task=self.task,
-            class_names=self.classes,
-            vocabulary=self.vocabulary,
-        )
+        shared = {name: getattr(self, name) for name in (*_OF_DATASET, "mean", "std")}
+        return Dataset(none, none, class_names=self.classes, **shared)
 
     def class_name(self, index: int) -> str:
         """Return the name of a class, or its number if it has none."""
@@ -117,18 +108,12 @@ def described(dataset: Dataset) -> Description:
     files = getattr(dataset.validation, "whole", dataset.validation)
     pictures = ImageFiles(files.size, CENTRE_FRACTION, files.turns) if isinstance(files, EncodedSplit) else None
     return Description(
-        task=dataset.task,
+        **{name: getattr(dataset, name) for name in (*_OF_DATASET, "fields")},
         classes=dataset.class_names,
-        num_classes=dataset.num_classes,
-        input_shape=dataset.input_shape,
-        input_type=dataset.input_type,
-        fields=dataset.fields,
         mean=tuple(map(float, dataset.mean)),
         std=tuple(map(float, dataset.std)),
         scale=255.0 if dataset.input_type == "uint8" else 1.0,
         image_files=pictures,
-        num_tokens=dataset.num_tokens,
-        vocabulary=dataset.vocabulary,
     )
 
 
