@@ -1,7 +1,5 @@
 """Observers of training steps: a trace, the noise scale, a moving average. `pytorch/observer.py` has the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import cast
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import PROGRAM, pass_loss
-from allstep.common.config.train_config import OWN_OPTIMIZER
+from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.environment import restored_environment
 from allstep.common.process.exit import run_rank
@@ -20,7 +20,6 @@ from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.training.start import start
 
 if TYPE_CHECKING:
-    from allstep.common.config.train_config import TrainConfig
     from allstep.common.data.datasets import Dataset
     from allstep.common.recipe.progress import Progress
     from allstep.common.training.hooks import Hook

@@ -1,7 +1,5 @@
 """States of generators of random numbers, of Python, NumPy and PyTorch."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import random

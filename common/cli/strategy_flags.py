@@ -1,12 +1,9 @@
 """Checks of flags, launchers and versions, and settings of Horovod, that the strategies of both frameworks share."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.catalog import user_file
@@ -14,9 +11,6 @@ from allstep.common.catalog.networks import check_model
 from allstep.common.catalog.strategies import STRATEGIES, TITLES
 from allstep.common.config.train_config import StrategyConfig, TrainConfig
 from allstep.common.launch.placement import BY_HAND, Placement
-
-if TYPE_CHECKING:
-    from allstep.common.config.train_config import TrainConfig
 
 
 def many_gradients(names: Sequence[str]) -> str:

@@ -1,7 +1,5 @@
 """Draw docs/tutorial/all-reduce.svg, one step on two ranks: `python docs/figures/all_reduce.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from drawing import arrow, box, page, text

@@ -1,7 +1,5 @@
 """Draw docs/explanation/all-reduce-time.svg, the cost model's times: `python docs/figures/all_reduce_time.py`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Draw docs/explanation/asynchronous.svg, steps with and without waiting: `python docs/figures/asynchronous.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from drawing import box, page, text

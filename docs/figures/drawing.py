@@ -1,7 +1,5 @@
 """Parts of the figures: colours that follow light and dark pages, texts, boxes, and axes of curves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """Draw docs/explanation/noise-scale.svg, steps and samples by batch size: `python docs/figures/noise_scale.py`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

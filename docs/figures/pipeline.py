@@ -1,7 +1,5 @@
 """Draw docs/explanation/pipeline.svg, a step of a pipeline of four stages: `python docs/figures/pipeline.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from drawing import box, page, text

@@ -1,7 +1,5 @@
 """Draw docs/explanation/ring.svg, a ring all-reduce of four ranks: `python docs/figures/ring.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from drawing import box, page, text

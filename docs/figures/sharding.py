@@ -1,7 +1,5 @@
 """Draw docs/explanation/sharding.svg, memory of a rank by what is sharded: `python docs/figures/sharding.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from drawing import box, page, text

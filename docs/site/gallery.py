@@ -6,8 +6,6 @@ page. FOLDER keeps the studies' runs, so that an interrupted call goes on:
     python docs/site/gallery.py FOLDER
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

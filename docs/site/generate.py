@@ -3,8 +3,6 @@
 `docs/conf.py` calls `write`; the pages lie in docs/generated, which git ignores.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

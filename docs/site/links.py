@@ -3,8 +3,6 @@
 Sphinx checks links inside at every build. `python -m sphinx -b linkcheck docs build/links` visits those outside.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import sys

@@ -6,8 +6,6 @@ need run only with `--hosts`, as root, on simulated hosts; the others run only w
 and compare everything but the numbers.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import os

@@ -1,7 +1,5 @@
 """Draw docs/terminal.svg, a real terminal: `python docs/site/terminal.py` runs the commands and records them."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Page of the environment variables that allstep reads: settings of the user, what launchers set, what is checked."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 What is looked at is what functions of the network's classes name, and the user's functions and classes that these name.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import sysconfig

@@ -6,8 +6,6 @@ accumulated gradients, local variables and their slots, the running statistics o
 variables named moving_...), random streams and metrics.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

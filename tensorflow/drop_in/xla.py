@@ -4,8 +4,6 @@ A training step becomes three parts: an XLA program that computes gradients, Hor
 program that applies them. `train_step` is compiled unchanged, with an `apply` that only hands out the gradients.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar

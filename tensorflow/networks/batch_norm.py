@@ -1,8 +1,6 @@
 """Batch norm as in PyTorch, with control over updates of its running statistics; `pytorch/networks/batch_norm.py`
 computes the same. Mean and variance over all ranks, for Keras' own layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar

@@ -1,8 +1,6 @@
 """Batch norm over the global batch, on any device; `tensorflow/networks/batch_norm.py` has the one over each device's
 samples, and `pytorch/strategies/batch_norm.py` the same formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
