@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import cross_entropy
 
-from allstep.benchmarks.handwritten.blocks import LEARNING_RATE, MOMENTUM, arguments, time_blocks
+from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, block_arguments, time_blocks
 from allstep.pytorch.models import build_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags = arguments(argv)
+    flags = block_arguments(argv)
     torch.manual_seed(0)
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"

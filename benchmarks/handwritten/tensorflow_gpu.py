@@ -13,12 +13,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 
-from allstep.benchmarks.handwritten.blocks import LEARNING_RATE, MOMENTUM, arguments, time_blocks
+from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, block_arguments, time_blocks
 from allstep.tensorflow.models import build_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags = arguments(argv)
+    flags = block_arguments(argv)
     tf.config.experimental.enable_tensor_float_32_execution(False)
     gpus = tf.config.list_physical_devices("GPU") if flags.device == "cuda" else []
     tf.config.set_visible_devices(gpus[:1], "GPU")

@@ -17,7 +17,7 @@ def test_every_figure_comes_from_the_runner():
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Parser", "argparse.ArgumentParser", "print_table")
     }
-    others = {"handwritten/blocks.py", "handwritten/data.py", "gpu/check.py", "gpu/decode.py"}
+    others = {"handwritten/data.py", "gpu/check.py", "gpu/decode.py"}
     assert parsers == {"runner.py", "forecast_fit.py", "reproducibility.py", *others}
 
 
@@ -31,4 +31,4 @@ def test_flags_take_lists_with_commas():
         for keyword in node.keywords
         if keyword.arg == "nargs" and ast.literal_eval(node.args[0]).startswith("-")
     ]
-    assert several == ["benchmarks/handwritten/blocks.py: '--synthetic-shape'"]
+    assert several == ["benchmarks/handwritten/data.py: '--synthetic-shape'"]
