@@ -37,7 +37,6 @@ class Software:
     """Commit of the checkout; None if it cannot be read."""
     sources: dict[str, str]
     """Checksum of each source file, by path."""
-    data_dir: str
     data_sets: dict[str, DataSet]
     """Data sets by the name of their folder."""
 
@@ -52,7 +51,6 @@ def read(data_dir: Path, *, data: bool) -> Software:
         packages={one.name: one.version for one in importlib.metadata.distributions()},
         commit=run_output("git", "-C", str(root), "rev-parse", "HEAD"),
         sources={str(path.relative_to(root)): sha256_of(path)[:16] for path in sources},
-        data_dir=str(data_dir),
         data_sets={folder.name: _read_data_set(folder) for folder in folders},
     )
 

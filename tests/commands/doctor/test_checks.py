@@ -48,7 +48,7 @@ FOLDER = Folder("/tmp", 10**11, 10**6, writable=True)
 SERVER1 = Interface("eth0", "10.0.0.1", "10.0.0.0/24", 10_000, 1500)
 SERVER2 = replace(SERVER1, address="10.0.0.2")
 MNIST = DataSet(4, 11_594_722, "0123456789abcdef")
-SOFTWARE = Software("3.11.7", {"torch": "2.14.1"}, "c" * 40, {"pytorch/train.py": "0"}, "/data", {"mnist": MNIST})
+SOFTWARE = Software("3.11.7", {"torch": "2.14.1"}, "c" * 40, {"pytorch/train.py": "0"}, {"mnist": MNIST})
 MEASURED = Measurement(2, 2**26, 0.1, 5e9, right=True)
 
 
