@@ -81,6 +81,8 @@ def _check(flags: Any, given: Sequence[str]) -> None:
             flags.predictions = predictions_file(flags.predictions)
         except argparse.ArgumentTypeError as error:
             raise UserError(f"expected --predictions {error}") from None
+    if flags.output and flags.predictions and flags.output.resolve() == flags.predictions.resolve():
+        raise UserError(f"--output and --predictions name one file, {quote(flags.output)}; name two")
     if flags.images and not flags.predictions:
         raise UserError("--images needs --predictions FILE, since pictures without classes have no metrics")
 
@@ -126,7 +128,7 @@ def _evaluate(session: TrainingRun, trained: Trained, flags: Any) -> None:
             print_line(line)
     if predictions:
         predictions.write(flags.predictions)
-        print_line(f"{found.num_samples} predictions are in {flags.predictions}", sys.stderr)
+        print_line(f"{found.num_samples} predictions are in {quote(flags.predictions)}", sys.stderr)
     if flags.output:
         step = trained.manifest.progress.step if trained.manifest else None
         result = {"run": str(trained.run), "step": step, "split": flags.split, "samples": found.num_samples}

@@ -82,6 +82,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     Raises UserError if it cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with write_atomically(path) as stream:
             yield stream
     except OSError as error:

@@ -159,6 +159,7 @@ def renamed(trained: Path, data: Path, folder: Path) -> Path:
         (("--dataset", "digits"), "expected samples of shape|expected a number of classes"),
         (("--checkpoint", "step-00000009"), "step-00000009"),
         (("--predictions", "p.txt"), "expected --predictions to end in .csv, .parquet, .jsonl, received p.txt"),
+        (("--output", "p.csv", "--predictions", "./p.csv"), "--output and --predictions name one file, p.csv"),
         (("--images", "{other}"), "--images needs --predictions FILE"),
         (("--resume", "latest"), "--resume is for training, not for allstep evaluate"),
         (("--split", "test", "--dataset", "digits"), "--split test: --dataset digits has no test part"),
@@ -226,8 +227,8 @@ def test_weights_of_a_file(trained, data, tmp_path):
         (trained, ()),
         (newest / "model.safetensors", ("--dataset", "image-folder", "--data-dir", data, *FLAGS)),
     ):
-        command.main([str(source), *map(str, flags), "--output", str(tmp_path / "out.json")])
-        results.append(json.loads((tmp_path / "out.json").read_text())["loss"])
+        command.main([str(source), *map(str, flags), "--output", str(output := tmp_path / "new" / "out.json")])
+        results.append(json.loads(output.read_text())["loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-6)
 
 
