@@ -130,7 +130,7 @@ def _evaluate(session: TrainingRun, trained: Trained, flags: Any) -> None:
         predictions.write(flags.predictions)
         print_line(f"{found.num_samples} predictions are in {quote(flags.predictions)}", sys.stderr)
     if flags.output:
-        step = trained.manifest.progress.step if trained.manifest else None
+        step = state.progress.step if state and trained.manifest else None
         result = {"run": str(trained.run), "step": step, "split": flags.split, "samples": found.num_samples}
         result |= {"loss": found.loss, **found.metrics} if labelled else {}
         with written_whole(flags.output) as stream:

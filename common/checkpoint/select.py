@@ -56,7 +56,14 @@ def _first_good(
         for candidate in (path, path / "checkpoints"):
             if checkpoint_directories(candidate):
                 return _first_of(candidate, read, warn, best=False)
-    raise UserError(f"expected latest, best or the path of a checkpoint, received {path}: none is there")
+    raise UserError(f"expected latest, best or the path of a checkpoint, received {path}: {no_checkpoint(path)}")
+
+
+def no_checkpoint(path: Path) -> str:
+    """Return why a path is that of no checkpoint."""
+    if path.is_file():
+        return "a file of another kind; convert weights of other programs by safetensors.torch.save_file"
+    return "no checkpoint is in it" if path.exists() else "none is there"
 
 
 def _read_named(path: Path, read: Callable[[Path], T]) -> T:

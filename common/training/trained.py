@@ -11,6 +11,7 @@ from allstep.common.base.terminal import warn
 from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.files import MANIFEST
 from allstep.common.checkpoint.manifest import Manifest
+from allstep.common.checkpoint.select import no_checkpoint
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file
 from allstep.common.training.description import Description, read_description
 from allstep.common.training.resuming import check_run, load_weights
@@ -67,7 +68,7 @@ def open_trained(run: Path, which: str | None = None) -> Trained:
 
 def _source(run: Path, which: str | None) -> tuple[str, Path]:
     if not run.is_dir():
-        raise UserError(f"expected a run, a checkpoint or a .safetensors file at {quote(run)}, received none; name one")
+        raise UserError(f"expected a run, a checkpoint or a .safetensors file at {quote(run)}: {no_checkpoint(run)}")
     if (run / MANIFEST).exists() or run.name.startswith("step-"):
         if which is not None:
             raise UserError(f"--checkpoint {quote(which)} is for output directories, {run} is one; leave it out")

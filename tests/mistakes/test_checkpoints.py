@@ -208,7 +208,7 @@ FILES = {
     "a file": Mistake(
         f"{PYTORCH} {FLAGS} --init-from {{here}}/f",
         "path of a checkpoint",
-        "{here}/f",
+        "{here}/f: a file of another kind; convert",
         prepare=lambda p: (p / "f").touch(),
     ),
     "latest of nothing": Mistake(f"{PYTORCH} --output-dir {{here}} --resume latest", "a checkpoint in", "none"),

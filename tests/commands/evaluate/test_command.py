@@ -177,6 +177,10 @@ def test_runs_that_are_none(tmp_path, trained):
     with pytest.raises(UserError, match="expected a run, a checkpoint or a .safetensors file at .*nothing"):
         command.main([str(tmp_path / "nothing")])
     cut = shutil.copytree(trained, tmp_path / "cut")
+    earlier, newest = sorted((cut / "checkpoints").glob("*/model.safetensors"))[-2:]
+    os.truncate(newest, 100)
+    command.main([str(cut), "--output", str(tmp_path / "out.json")])
+    assert earlier.parent.name.endswith(f"-{json.loads((tmp_path / 'out.json').read_text())['step']:08}")
     for path in (cut / "checkpoints").glob("*/model.safetensors"):
         os.truncate(path, 100)
     with pytest.raises(UserError, match="expected an undamaged checkpoint in .*only damaged ones"):
