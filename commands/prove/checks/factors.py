@@ -159,11 +159,7 @@ def _has_buffers_apart(run: Run) -> bool:
 
 
 def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
-    """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any.
-
-    Several steps of one rank see these samples, and a large rate changes the loss in between: so the loss of the first
-    one counts instead if the ratio to it is nearer to 1.
-    """
+    """Return the ratio of the loss of the first step to that on one rank over the same samples; None without any."""
     assert runs.alone
     first = next(runs.together.steps(optimizer))
     together = {row for rank, step in zip(runs.together.ranks, first, strict=True) for row in _rows(rank, step)}
@@ -175,9 +171,7 @@ def _ratio_on_same_samples(runs: Runs, optimizer: int) -> float | None:
         losses.append(step.loss)
         together -= rows
     several = _loss(first)
-    if several is None or together or not losses or not losses[0]:
-        return None
-    return min((several / one for one in (statistics.mean(losses), losses[0])), key=lambda ratio: abs(ratio - 1))
+    return several / statistics.mean(losses) if several is not None and losses and not together else None
 
 
 def _rows(rank: Rank, step: Step) -> set[str]:
@@ -200,10 +194,12 @@ def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: in
     """Return the ratio of the losses, if gradients are averages: 1, or a power of the number of ranks.
 
     The first ratio must be near that power, and each ratio of the first steps nearer to it than to 1, since a small
-    batch may have twice the loss of another one by chance.
+    batch may have twice the loss of another one by chance, and after a step with a large rate.
     """
     if runs.alone is None or not ratios:
         return 1.0
+    one, several = (_loss(next(run.steps(optimizer))) for run in (runs.alone, runs.together))
+    ratios = [*ratios, several / one] if one and several is not None else ratios
     bound = _NEAR_LOSS[_begin_alike(runs, optimizer)]
     share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
     return share if all(abs(ratio / share - 1) < abs(ratio - 1) for ratio in ratios) else 1.0
