@@ -11,11 +11,10 @@ from allstep.commands.forecast.fitting import CPU_BOUNDS, calibrated, distance, 
 from allstep.commands.forecast.flags import RANKS_PER_NODE, flag_of
 from allstep.commands.forecast.forecast import Forecast, Machine, Workload, forecast
 from allstep.commands.forecast.measured_runs import MeasuredRun, read_link, read_run
-from allstep.commands.forecast.networks import Network, known_networks, read_network, uniform
+from allstep.commands.forecast.networks import Network, known_networks, read_model, read_network, uniform
 from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted
 from allstep.commands.forecast.simulation import MIB, Fusion
 from allstep.commands.forecast.site import DDP_BUCKETS, Site
-from allstep.commands.forecast.user_model import read_model
 from allstep.common.base.errors import UserError, quote
 from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allstep.commands.forecast.networks import known_networks, read_network, uniform
-from allstep.commands.forecast.user_model import read_model
+from allstep.commands.forecast.networks import known_networks, read_model, read_network, uniform
 from allstep.common.base.errors import UserError
 
 PROGRAM = Path(__file__).parent / "programs" / "user_networks.py"
