@@ -27,7 +27,6 @@ from allstep.common.base.terminal import note
 from allstep.common.cli.strategy_flags import named
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import GLOO_STORE, Placement
-from allstep.common.process.connections import Connections
 from allstep.common.process.exit import EXIT_FAULT, is_consequence, leave, rank_name
 from allstep.common.process.lean_import import stderr_held_back
 from allstep.common.process.suspend_watchdog import end_when_frozen
@@ -35,6 +34,40 @@ from allstep.common.process.suspend_watchdog import end_when_frozen
 if TYPE_CHECKING:
     from allstep.common.training.saving import Commits
     from allstep.common.training.training_run import TrainingRun
+from pathlib import Path
+
+
+class Connections:
+    """Sockets that were opened inside a block."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()  # names by the kernel, because descriptors may be reused
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the sockets that the block opens, and forget those noted before."""
+        before = set(_sockets())
+        yield
+        self._names = set(_sockets()) - before
+
+    def end(self) -> None:
+        """Shut down the noted sockets that are still open; threads and processes at both ends get an error."""
+        for name, descriptor in _sockets().items():
+            if name in self._names:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)  # a listener, or one that has ended, refuses
+
+
+def _sockets() -> dict[str, int]:
+    """Return the descriptors of this process's sockets by the kernel's names."""
+    sockets = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed since
+            name = os.readlink(entry)
+            if name.startswith("socket:"):
+                sockets[name] = int(entry.name)
+    return sockets
+
 
 # Message of Horovod 0.28.1 when this rank's host is no longer part of the job.
 _REMOVED = "has been removed from elastic job"

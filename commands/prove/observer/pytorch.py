@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 
-from allstep.commands.prove.observer import (
-    pytorch_collectives,
-    pytorch_data,
-    pytorch_models,
-    pytorch_optimizers,
-    pytorch_sharding,
-)
+from allstep.commands.prove.observer import pytorch_collectives, pytorch_data, pytorch_models, pytorch_optimizers
 from allstep.commands.prove.observer.files import note_write
 from allstep.commands.prove.observer.importing import hook_modules
 from allstep.commands.prove.observer.observer import Observer, replace
@@ -40,7 +34,7 @@ def install(observer: Observer) -> None:
 
     # It opens its file in C++, where Python raises no audit event.
     replace(torch, "save", observer.around("files written by torch.save", observe_save))
-    hook_modules(observer, pytorch_sharding.hooks(observer, wrappers))
+    hook_modules(observer, pytorch_collectives.hooks(observer, wrappers))
     installed[:] = [(optimizers, wrappers)]
 
 

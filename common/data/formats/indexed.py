@@ -10,9 +10,9 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.files import unpack_once, unpacked
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
-from allstep.common.data.formats.packed import unpack_once, unpacked
 from allstep.common.data.formats.parts import find_parts
 from allstep.common.data.formats.sample_index import Located, SampleIndex, build_index, open_index
 from allstep.common.data.formats.task_inference import describe

@@ -18,8 +18,8 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.files import with_packed
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
-from allstep.common.data.formats.packed import with_packed
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES

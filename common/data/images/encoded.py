@@ -19,8 +19,8 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.images.crop import NUM_CROP_DRAWS, VECTORS, Box, centre_box, random_resized_box, resampler
-from allstep.common.data.images.decode_processes import DecodeProcesses
 from allstep.common.data.images.decoding import Decoder, UnreadableImage, dimensions_on_gpu, is_turned
+from allstep.common.data.worker_processes import DecodeProcesses
 
 PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "cykooz-resizer"} if VECTORS else {})
 """Modules that decode and resize images, and the packages that contain them."""

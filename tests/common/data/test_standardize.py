@@ -16,7 +16,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
-from allstep.common.data.standardize import standardized
+from allstep.common.training.opening import standardized
 from allstep.pytorch.inputs import Inputs as TorchInputs
 from allstep.tensorflow.inputs import Inputs as TensorFlowInputs
 
