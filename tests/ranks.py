@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import warm_start
 
-from allstep.commands.shared.launchers import LAUNCHERS as LAUNCHER_COMMANDS
+from allstep.commands.shared.jobs import LAUNCHERS as LAUNCHER_COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.prefix) / "bin"

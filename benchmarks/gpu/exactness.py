@@ -10,7 +10,7 @@ from pathlib import Path
 from allstep.benchmarks.gpu import synchronisation
 from allstep.benchmarks.gpu.effort import Effort
 from allstep.commands.parity import command as parity
-from allstep.commands.shared.launchers import train_command
+from allstep.commands.shared.jobs import train_command
 from allstep.commands.shared.measure import job, largest_relative_difference
 from allstep.commands.shared.records.measured import Figure
 from allstep.commands.shared.records.runs import Events, read_events

@@ -30,8 +30,7 @@ from pathlib import Path
 from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings
 from allstep.commands.collectives.section import table_of
 from allstep.commands.forecast.networks import known_networks
-from allstep.commands.shared.jobs import Outcome, environment, run_job
-from allstep.commands.shared.launchers import start
+from allstep.commands.shared.jobs import Outcome, environment, run_job, start
 from allstep.commands.shared.machine import variables
 from allstep.commands.shared.page.document import print_table
 from allstep.commands.shared.records import files

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from allstep.commands.shared.jobs import environment
-from allstep.commands.shared.launchers import train_command
+from allstep.commands.shared.jobs import environment, train_command
 from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.catalog.networks import entry_of

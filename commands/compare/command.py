@@ -22,8 +22,7 @@ from typing import get_args
 
 from allstep.commands.compare.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
 from allstep.commands.compare.measuring import Comparison
-from allstep.commands.compare.rules import MIN_REPETITIONS
-from allstep.commands.compare.table import print_tables
+from allstep.commands.compare.table import MIN_REPETITIONS, print_tables
 from allstep.commands.shared import nvml
 from allstep.commands.shared.records.files import command
 from allstep.common.base.errors import Fault

@@ -32,8 +32,7 @@ from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings, slices_o
 from allstep.commands.compare.records import Verdict
 from allstep.commands.parity import command as parity
 from allstep.commands.parity import curves
-from allstep.commands.shared.jobs import Outcome
-from allstep.commands.shared.launchers import train_command
+from allstep.commands.shared.jobs import Outcome, train_command
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.catalog.networks import entry_of
 

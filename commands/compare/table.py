@@ -1,10 +1,11 @@
-"""The table of cells, in a report and at the end of a comparison."""
+"""The table of cells, in a report and at the end of a comparison, and the rules that are printed with it."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from allstep.commands.compare.cells import Settings
 from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import resolution
@@ -82,3 +83,74 @@ def note(cell: CellResult) -> str:
     if cell.images_per_second and not cell.comparable:
         remarks.append(f"not compared: {cell.gate.reason}")
     return "; ".join(remarks)
+
+
+MIN_REPETITIONS = 5  # below that, neither a median nor an interval says much
+_FEW = f" That is fewer than the {MIN_REPETITIONS} times from which figures mean something."
+_TURNS = (
+    "The cells of a table, as many as memory has room for, are started one after the other (with real input, where "
+    "start-up is not measured, the next one while the one before still starts) and then run their timed blocks in "
+    "turn (A B C, A B C, ...), so that other load on the machine affects all alike. Waiting ranks do nothing: "
+    "those that would poll (Horovod's) are stopped meanwhile."
+)
+
+
+def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
+    """Return the rules, one text each."""
+    core_rule = (
+        "Ranks may outnumber the cores (--oversubscribe). They then share them, the independent processes as well, so "
+        "that efficiency against those shows communication, and efficiency against one process the sharing of cores."
+        if oversubscribe
+        else "Each rank has a core, or the cell is left out."
+    )
+    return (
+        # gate.py
+        f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
+        "curve (losses and weights) as the others, by the measures and bounds of allstep parity (where weights alone "
+        "are apart, a ReLU's input may be within a rounding error of 0: up to two more seeds are tried; ResNets: two "
+        "steps, losses to 1e-3, a curve for each number of ranks; tf32, bf16 and fp16: losses to 2e-2 within a "
+        "framework and 4e-2 between them); otherwise its row says so."
+        + (f" With --slices {settings.slices} a framework's curves have the same bits." if settings.slices else ""),
+        # synthetic.py, real.py
+        f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
+        "The device is idle before each clock read: a block ends when its last update can be read.",
+        # measuring.py
+        f"Every cell is launched by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...)."
+        f"{_FEW if num_rounds < MIN_REPETITIONS else ''}",
+        # turns.py
+        *([_TURNS] if settings.turns else []),
+        # cells.py
+        core_rule + (" Each also has a GPU of its own, or the cell is left out." if settings.device == "cuda" else ""),
+        # samples.py
+        "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "
+        f"speed is the median of its blocks ({settings.num_iters} blocks of {settings.num_batches_per_iter} steps of "
+        f"synthetic input, {settings.epochs - 1} epochs of real input).",
+        "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
+        "are separate figures, over launches.",
+        # cells.py
+        f"All cells have {settings.threads_per_rank} thread(s) per rank and the same images; those of one table have "
+        "the same model, precision and batch; compiled steps (--compile) have tables of their own, but "
+        "take turns with the others.",
+        "Weak scaling (the same batch per rank) and strong scaling (the same global batch) have tables of their own.",
+        "Synthetic input (images made once, on the device: computation and communication) and real input "
+        f"({settings.dataset} through the input pipeline) have tables of their own.",
+        # samples.efficiency
+        "Efficiency is a ratio to the same strategy on one rank, to a plain single process, and to as many "
+        "independent processes at once, which is the machine's own limit; and a framework's speed to that of the "
+        "first framework in the same place; all as ratios within a round: the geometric mean over the pairs of blocks "
+        "with the same number, a fifth of them left out at either end.",
+        # ranking.py
+        "Strategies are ranked by their share of the limit, framework by framework on each number of ranks; one is "
+        "called faster than another only where the 95 % confidence interval of the mean of their ratios is above 1.",
+        f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
+        "compilation included, without start-up and validation.",
+        "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "
+        "Start-up is from the launch to the end of the first step.",
+        # jobs.py
+        "A launch that exceeds its limit is ended with everything that it started; failed cells stay in the table "
+        "with their reason.",
+        # machine.py, measuring.py
+        "The environment stands with the figures: versions, commit, processor, cores, load, governor, GPUs and their "
+        "links, launchers and every variable that changes speed. An interrupted comparison goes on only with the same "
+        "versions, commit, host, processor, variables and settings.",
+    )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from allstep.common.config.train_config import TrainConfig
     from allstep.common.data.datasets import Dataset
     from allstep.common.launch.placement import Placement
-    from allstep.common.training.evaluation import Evaluation
+    from allstep.common.training.metrics import Evaluation
     from allstep.common.training.training_run import TrainingRun
 
 SPLITS = ("validation", "train", "test")

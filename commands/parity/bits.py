@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.shared.launchers import LAUNCHERS, start
+from allstep.commands.shared.jobs import LAUNCHERS, start
 from allstep.commands.shared.measure import run
 from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.records.runs import FILE

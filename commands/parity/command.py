@@ -40,7 +40,7 @@ from pathlib import Path
 
 from allstep.commands.parity import bits
 from allstep.commands.parity.curves import Curve, Difference, apart, largest, largest_of, read_curve
-from allstep.commands.shared.launchers import train_command
+from allstep.commands.shared.jobs import train_command
 from allstep.commands.shared.measure import run
 from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.scratch import scratch_folder

@@ -20,7 +20,7 @@ from allstep.commands.prove.checks import findings
 from allstep.commands.prove.launching import ITSELF, MIRRORED, TF_CONFIG, Script
 from allstep.commands.prove.report import as_json, report
 from allstep.commands.prove.runs import Runs
-from allstep.commands.shared.launchers import LAUNCHERS
+from allstep.commands.shared.jobs import LAUNCHERS
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, number, one_of, whole
 from allstep.common.base.terminal import print_line

@@ -12,8 +12,7 @@ from allstep.commands.prove.observer.files import put_back
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import environment
 from allstep.commands.prove.runs import Rank, Run
-from allstep.commands.shared.jobs import running
-from allstep.commands.shared.launchers import start
+from allstep.commands.shared.jobs import running, start
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.rendezvous import free_ports

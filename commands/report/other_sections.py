@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.commands.report.sources import RecordedRun
-from allstep.commands.shared.launchers import LAUNCHERS, start
+from allstep.commands.shared.jobs import LAUNCHERS, start
 from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, mebibytes, share
 from allstep.commands.shared.page.figures import Drawing, Line, adopted, bars, confusion, lines
 from allstep.commands.shared.records.measured import BenchmarkResult

@@ -1,4 +1,4 @@
-"""Launches of the benchmarks: started with an environment and a log, ended with all their processes."""
+"""Launches: their commands by strategy, started with an environment and a log, ended with all their processes."""
 
 import os
 import re
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from allstep.commands.shared import process_tree
+from allstep.common.catalog.strategies import STRATEGIES
 
 _NUM_LOG_LINES = 30
 _GRACE_SECONDS = 5.0
@@ -214,3 +215,38 @@ def _cause(lines: Sequence[str]) -> str | None:
 
 # Prefix that mpirun and horovodrun put in front of a rank's line.
 _PREFIX = re.compile(r"^\[\d+(,\d+)?\]<std(out|err)>:")
+
+
+LAUNCHERS = {
+    "horovodrun": ("horovodrun", "-np", "{ranks}", "python"),
+    # Without --disable-cache, horovodrun reuses checks of hosts from the last hour.
+    "horovodrun-mpi": ("horovodrun", "--mpi", "--disable-cache", "-np", "{ranks}", "python"),
+    "horovodrun-gloo": ("horovodrun", "--gloo", "--disable-cache", "-np", "{ranks}", "python"),
+    # Without --oversubscribe, mpirun refuses more ranks than it counts cores.
+    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np", "{ranks}", "python"),
+    "mpiexec": ("mpiexec", "-n", "{ranks}", "python"),
+    # --standalone picks a free port.
+    "torchrun": ("torchrun", "--standalone", "--nproc-per-node", "{ranks}"),
+    "srun": ("srun", "-n", "{ranks}", "python"),
+}
+"""Words in front of a Python program's arguments that start it on ranks of this host."""
+
+
+def start(launcher: str | None, num_ranks: int | None = 1) -> list[str]:
+    """Return the words of a launcher for `num_ranks` ranks; `python` without a launcher."""
+    return [word.format(ranks=num_ranks) for word in LAUNCHERS[launcher]] if launcher else ["python"]
+
+
+def train_command(
+    framework: str, strategy: str, num_ranks: int, flags: Sequence[object], *, module: str | None = None
+) -> list[str]:
+    """Return the command that trains with a strategy on `num_ranks` ranks, or on as many devices of one rank.
+
+    `module` runs instead of the framework's trainer, with the trainer's flags.
+    """
+    entry = STRATEGIES[framework][strategy]
+    # A launcher already gets the number of ranks.
+    given_flags = () if entry.launcher or not entry.num_ranks_flag else (entry.num_ranks_flag, num_ranks)
+    module = module or f"allstep.{framework}.train"
+    words = (*start(entry.launcher, num_ranks), "-m", module, "--strategy", strategy, *given_flags, *flags)
+    return list(map(str, words))

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from allstep.commands.shared.jobs import Job, running
-from allstep.commands.shared.launchers import start
+from allstep.commands.shared.jobs import Job, running, start
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import BenchmarkResult, Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events

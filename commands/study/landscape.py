@@ -23,7 +23,7 @@ from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.exit import run_rank
 from allstep.common.training import resuming
-from allstep.common.training.evaluation import evaluate
+from allstep.common.training.metrics import evaluate
 from allstep.common.watch import ProgressState
 
 _WEIGHT = "model/"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.shared.jobs import Outcome, run_jobs
-from allstep.commands.shared.launchers import train_command
+from allstep.commands.shared.jobs import Outcome, run_jobs, train_command
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.runs import FILE, read_points
 from allstep.commands.study.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants

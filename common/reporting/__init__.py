@@ -4,8 +4,7 @@ import sys
 
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.recipe.progress import Progress
-from allstep.common.reporting.base import Listeners, Reporter
-from allstep.common.reporting.console import EpochLines, EpochProgress
+from allstep.common.reporting.base import EpochLines, EpochProgress, Listeners, Reporter
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.reporting.trackers import Background, MLflow, TensorBoard, WandB
 

@@ -22,8 +22,8 @@ from allstep.common.recipe.noise_scale import noise_scale
 from allstep.common.recipe.schedule import Schedule, adapted, dropped, global_batch_size, grown, learning_rate
 from allstep.common.recipe.weights import checksum
 from allstep.common.reporting.base import Reporter
-from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.training.hooks import StopTraining
+from allstep.common.training.metrics import Evaluation, Stopped, evaluate
 from allstep.common.training.steps_in_flight import DIVERGED, StartedStep, StepsInFlight
 from allstep.common.watch import ProgressState
 

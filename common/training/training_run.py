@@ -37,9 +37,8 @@ from allstep.common.training import beginning, earlier_run, engine, saving
 from allstep.common.training.data_digest import digests_of
 from allstep.common.training.description import Description, describe
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
-from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.training.hooks import Check, Hook
-from allstep.common.training.metrics import Metrics, build_metrics
+from allstep.common.training.metrics import Evaluation, Metrics, Stopped, build_metrics, evaluate
 from allstep.common.training.strategy import BaseStrategy
 from allstep.common.training.tracing import start_trace
 from allstep.common.training.worker import Worker
@@ -115,7 +114,7 @@ class TrainingRun:
     def evaluate(self, see: Callable[[Batch, np.ndarray], None]) -> Evaluation:
         """Evaluate the worker's weights on the validation samples, while the ranks watch each other.
 
-        `see` is that of `evaluation.evaluate`. Raises Fault if the ranks were asked to stop.
+        `see` is that of `metrics.evaluate`. Raises Fault if the ranks were asked to stop.
         """
         progress_state, metrics = ProgressState(), self.validation_metrics
         batch = self.config.global_batch_size(self.worker.collectives.world_size)

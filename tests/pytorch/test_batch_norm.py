@@ -13,8 +13,7 @@ from allstep.common.checkpoint import load
 from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
 from allstep.common.data import datasets
 from allstep.common.launch.placement import ALONE
-from allstep.common.training.evaluation import evaluate
-from allstep.common.training.metrics import build_metrics
+from allstep.common.training.metrics import build_metrics, evaluate
 from allstep.common.watch import ProgressState
 from allstep.pytorch.models import build_model, import_weights
 from allstep.pytorch.strategies.single import Single

@@ -18,8 +18,7 @@ from allstep.common.checkpoint import load
 from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
 from allstep.common.data import datasets
 from allstep.common.launch.placement import ALONE
-from allstep.common.training.evaluation import evaluate
-from allstep.common.training.metrics import build_metrics
+from allstep.common.training.metrics import build_metrics, evaluate
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm

@@ -45,7 +45,7 @@ class Library:
     name: str
     """Name of the class in that module."""
     launcher: str
-    """Key in `launchers.LAUNCHERS`."""
+    """Key in `jobs.LAUNCHERS`."""
     packages: tuple[str, ...] = ()
     """Packages that it needs, by their import names."""
     is_horovod: bool = False

@@ -10,10 +10,10 @@ import math
 import numpy as np
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.random_state import hash64
 from allstep.common.base.resources import available_memory
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.hashing import hash64
 
 GRID = 4
 """Cells of a pattern in each direction; coarse, so that the pattern survives pooling."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.random_state import hash64, uniform_draws
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
-from allstep.common.data.datasets.hashing import hash64, uniform_draws
 from allstep.common.data.sharding import sample_order
 
 if TYPE_CHECKING:

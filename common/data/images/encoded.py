@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.random_state import uniform_draws
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.images.crop import NUM_CROP_DRAWS, VECTORS, Box, centre_box, random_resized_box, resampler
 from allstep.common.data.images.decoding import Decoder, UnreadableImage, dimensions_on_gpu, is_turned
 from allstep.common.data.worker_processes import DecodeProcesses

@@ -13,7 +13,7 @@ from ranks import launch, run
 from allstep.commands.collectives import command as collectives
 from allstep.commands.collectives.backends import COLLECTIVES, Library, horovod_settings, worker
 from allstep.commands.collectives.backends.horovod_settings import Costs
-from allstep.commands.shared.launchers import LAUNCHERS
+from allstep.commands.shared.jobs import LAUNCHERS
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import OverMpi, OverRanks, RankResult, RankRow
 from allstep.commands.timeline import command as timeline

@@ -11,7 +11,7 @@ from compared import SETTINGS, cell
 
 from allstep.commands.compare.cells import commands, matrix, unavailable
 from allstep.commands.compare.measuring import gate_path, sample_path
-from allstep.commands.compare.rules import rules
+from allstep.commands.compare.table import rules
 from allstep.commands.shared import machine
 from allstep.common.base.errors import UserError
 

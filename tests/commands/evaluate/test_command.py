@@ -25,7 +25,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.training.description import Description
-from allstep.common.training.evaluation import Evaluation
+from allstep.common.training.metrics import Evaluation
 
 FLAGS = ("--image-size", 16, "--decode-threads", 1, "--batch-size", 4, "--model", "cnn")
 

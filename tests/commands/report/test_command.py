@@ -15,7 +15,7 @@ from reported import HOSTILE, cell, compare_result, statistics, write_run
 from requirements import need
 
 from allstep.commands.compare.cells import Settings
-from allstep.commands.compare.rules import rules
+from allstep.commands.compare.table import rules
 from allstep.commands.forecast import command as forecast
 from allstep.commands.report import command as report
 from allstep.commands.shared.page.document import plain

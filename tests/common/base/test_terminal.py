@@ -10,7 +10,7 @@ from allstep.common.base.terminal import print_line, warn
 
 SCRIPT = """
 from allstep.common.base.terminal import print_line
-from allstep.common.reporting.console import EpochLines
+from allstep.common.reporting.base import EpochLines
 print_line("said")
 EpochLines().event("epoch", epoch=1, cumulative_seconds=1.0, epoch_seconds=1.0, images_per_second=9.0,
                    validation_loss=0.5, validation_accuracy=0.9)

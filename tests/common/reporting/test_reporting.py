@@ -20,7 +20,7 @@ from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.sharding import Position
 from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
-from allstep.common.reporting.console import epoch_line
+from allstep.common.reporting.base import epoch_line
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.training.earlier_run import set_aside
 

@@ -19,7 +19,7 @@ from allstep.common.catalog.metrics import METRICS, metric_name, metrics_of
 from allstep.common.checkpoint import load_manifest
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
-from allstep.common.reporting.console import first_metric
+from allstep.common.reporting.base import first_metric
 from allstep.common.reporting.trackers import scalars
 from allstep.common.training.metrics import Metrics
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from allstep.common.data.datasets.hashing import hash64, uniform_draws
+from allstep.common.base.random_state import hash64, uniform_draws
 
 
 def test_hash64_is_splitmix64():

@@ -16,8 +16,8 @@ from hostile_files import endless, png_of, sparse
 from PIL import Image
 
 from allstep.common.base.errors import Fault, UserError
+from allstep.common.base.random_state import uniform_draws
 from allstep.common.data.datasets import DataConfig, load, prepare
-from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.images import decoding
 from allstep.common.data.images.crop import NUM_CROP_DRAWS, centre_box, random_resized_box
 from allstep.common.data.images.encoded import PACKAGES
