@@ -19,9 +19,9 @@ from allstep.common.base.collectives import OneRank
 from allstep.common.cli.command_line import parse
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import ALONE, Placement
-from allstep.common.training.earlier_run import resolve_auto
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import open_dataset
+from allstep.common.training.same_on_ranks import resolve_auto
 from allstep.common.training.training_run import TrainingRun
 
 # 226 samples of 64 pixels, and 37 for validation: 4 global batches of 59, of which the last has 49.

@@ -1,17 +1,21 @@
-"""Beginning of a run: at its start, or with the state of a checkpoint or a commit."""
+"""Beginning of a run: at its start, or with the state of a checkpoint or a commit; files of an earlier one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
 from allstep.common.checkpoint import TrainState
-from allstep.common.config.train_config import TrainConfig
-from allstep.common.exact import environment_fingerprint
+from allstep.common.config.train_config import OutputConfig, TrainConfig
+from allstep.common.exact import environment_fingerprint, trace
+from allstep.common.files.disk import unused
 from allstep.common.recipe.progress import Progress
 from allstep.common.recipe.schedule import Schedule, make_schedule
+from allstep.common.reporting.base import output_dir_errors
 from allstep.common.training import resuming, saving
 from allstep.common.training.description import Description
 from allstep.common.training.opening import check_batch_memory
@@ -77,3 +81,26 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
         )
     if state and state.config.get("batch-ramp") == ["auto"]:
         progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
+
+
+def goes_on(flags: OutputConfig, directory: Path) -> bool:
+    """Return whether a run resumes the one in `directory`; the files of any other run would mix with those there."""
+    if flags.resume in (None, "latest", "best"):
+        return flags.resume is not None
+    return Path(flags.resume).resolve().is_relative_to(directory.resolve())
+
+
+def set_aside(directory: Path) -> None:
+    """Move an earlier run's files into a separate folder, so that a new run neither loses nor continues them."""
+    left = [
+        directory / name
+        for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", "profile", trace.FOLDER)
+    ]
+    left = [path for path in left if os.path.lexists(path)]
+    if left:
+        aside = unused(directory / "previous")
+        with output_dir_errors(aside):
+            aside.mkdir()
+            for path in left:
+                path.rename(aside / path.name)
+        warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")

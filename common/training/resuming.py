@@ -28,9 +28,8 @@ from allstep.common.files.records import Count, NonNegative, Whole, from_json
 from allstep.common.files.schema import Mismatch, Shape, brief, number, one_of, text, whole
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.recipe.schedule import Schedule, is_grown
-from allstep.common.training.data_digest import check_data
 from allstep.common.training.description import Description, check_same, read_description
-from allstep.common.training.earlier_run import resolve_auto
+from allstep.common.training.same_on_ranks import check_data, resolve_auto
 
 T = TypeVar("T")
 _Seed = Annotated[int, whole(-(2**64), 2**64)]
@@ -70,7 +69,7 @@ def load(
         num_samples: number of training samples of the data set.
         shapes: see `common.training.worker.Worker.state_shapes`.
         warn: called with a line for each difference that is not an error.
-        data: digests of the data set, see `data_digest`.
+        data: digests of the data set, see `same_on_ranks`.
         description: of the run that resumes.
     """
     output = config.output

@@ -33,12 +33,12 @@ from allstep.common.recipe.progress import Progress
 from allstep.common.recipe.schedule import Schedule
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import write_whole
-from allstep.common.training import beginning, earlier_run, engine, saving
-from allstep.common.training.data_digest import digests_of
+from allstep.common.training import beginning, engine, saving
 from allstep.common.training.description import Description, describe
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.hooks import Check, Hook
 from allstep.common.training.metrics import Evaluation, Metrics, Stopped, build_metrics, evaluate
+from allstep.common.training.same_on_ranks import digests_of
 from allstep.common.training.strategy import BaseStrategy
 from allstep.common.training.tracing import start_trace
 from allstep.common.training.worker import Worker
@@ -219,8 +219,8 @@ class TrainingRun:
             self.commits.constants = constants
         if output is None:
             return None
-        if not goes_on and not earlier_run.goes_on(self.config.output, output.path):
-            earlier_run.set_aside(output.path)
+        if not goes_on and not beginning.goes_on(self.config.output, output.path):
+            beginning.set_aside(output.path)
         _write_config(output.path, self.config, self.worker)
         checkpoints = Checkpoints(output, keep=self.config.output.keep_checkpoints, constants=constants)
         cleanup.callback(checkpoints.close)

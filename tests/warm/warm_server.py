@@ -44,7 +44,7 @@ _PARTS = (
 )
 _SHARED = ("numpy.random", "safetensors.numpy", "yaml", *(f"allstep.common.{name}" for name in (
     "checkpoint.weights_file", "data.datasets.digits", "data.images.augmented_split",
-    "exact.replica_check", "launch.rendezvous", "training.data_digest", "training.metrics",
+    "exact.replica_check", "launch.rendezvous", "training.metrics",
     "training.opening", "training.profiling", "training.resuming", "training.same_on_ranks", "training.saving",
     "training.steps_in_flight", "training.training_run", "watch.agent", "watch.monitor", "watch.relay",
 )))  # fmt: skip

@@ -22,7 +22,7 @@ from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
 from allstep.common.reporting.base import epoch_line
 from allstep.common.reporting.jsonl import JsonLines, rewind
-from allstep.common.training.earlier_run import set_aside
+from allstep.common.training.beginning import set_aside
 
 EPOCH = {
     "train_loss": 0.5,
@@ -233,7 +233,7 @@ import resource, sys
 from pathlib import Path
 from allstep.common.base.errors import UserError
 from allstep.common.recipe.progress import Progress
-from allstep.common.training.earlier_run import set_aside
+from allstep.common.training.beginning import set_aside
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.reporting.trackers import TensorBoard
 path = Path(sys.argv[1])

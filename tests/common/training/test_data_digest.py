@@ -19,8 +19,8 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, Dataset, load, prepare
 from allstep.common.data.formats import tfrecord
 from allstep.common.data.formats.python_file import as_dataset
-from allstep.common.training import data_digest
-from allstep.common.training.data_digest import check_data, digests_of
+from allstep.common.training import same_on_ranks
+from allstep.common.training.same_on_ranks import check_data, digests_of
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(100, 3)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_other_data_of_the_same_size_is_named(make, changed, what, tmp_path):
 
 @pytest.mark.parametrize(("make", "finds"), [(images, False), (records, True)])
 def test_of_large_files_sizes_and_checksums_are_compared(make, finds, tmp_path, monkeypatch):
-    monkeypatch.setattr(data_digest, "_MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(same_on_ranks, "_MAX_FILE_BYTES", 1000)
     before = digests_of(make(tmp_path / "one"))
     assert (before != digests_of(make(tmp_path / "two", changed=2))) is finds
     if make is images:

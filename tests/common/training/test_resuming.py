@@ -213,7 +213,7 @@ def test_batches_that_follow_the_noise_double(ramp, is_real):
     ],
 )
 def test_data_may_have_moved_if_its_digests_are_known(before, after, moves):
-    """`data_digest` compares the data itself."""
+    """`same_on_ranks` compares the data itself."""
     old, new = (dataclasses.replace(RUN, data=DataConfig(dataset=name)) for name in (before, after))
     with pytest.raises(UserError, match="expected --dataset"):  # a checkpoint of an older version
         check(old, new)
