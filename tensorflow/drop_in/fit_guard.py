@@ -17,12 +17,11 @@ from allstep.common.base.terminal import note
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
 from allstep.tensorflow.drop_in.collectives import gather, per_rank
+from allstep.tensorflow.drop_in.first_steps import is_due, leave_to_guard
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
-from allstep.tensorflow.drop_in.loss_parts import is_due
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
 from allstep.tensorflow.drop_in.reduction import is_elastic
 from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of, shared_statistics
-from allstep.tensorflow.drop_in.user_loop import leave_to_guard
 
 
 @contextlib.contextmanager

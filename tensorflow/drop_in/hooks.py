@@ -22,8 +22,8 @@ from allstep.tensorflow.compat import (
     wrap_model_method,
 )
 from allstep.tensorflow.drop_in.batch_norm import synchronises
+from allstep.tensorflow.drop_in.first_steps import checked
 from allstep.tensorflow.drop_in.fit_guard import guarded
-from allstep.tensorflow.drop_in.loss_parts import checked
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.drop_in.replicas import refusal
 from allstep.tensorflow.drop_in.saving import KEY, Undistributed, make_plain, specialise

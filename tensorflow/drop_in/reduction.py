@@ -15,7 +15,7 @@ from horovod.tensorflow.mpi_ops import ProcessSet
 
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.collectives import native, wire_dtype
-from allstep.tensorflow.drop_in.user_loop import SecondStep
+from allstep.tensorflow.drop_in.first_steps import SecondStep
 
 Given = tf.Tensor | tf.IndexedSlices
 Gradient = Given | None
