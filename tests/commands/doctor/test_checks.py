@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from allstep.commands.doctor import agreement, all_reduce, disk, facts, frameworks, gpus, launchers, machine, network
+from allstep.commands.doctor import all_reduce, disk, examination, facts, frameworks, gpus, launchers, machine, network
 from allstep.commands.doctor.all_reduce import Measurement
 from allstep.commands.doctor.conversation import Clock, why_gone
 from allstep.commands.doctor.disk import Folder
@@ -74,11 +74,11 @@ HEALTHY = all_of(
     machine.check(replace(MACHINE, num_threads="1", cpu_quota=8.0), 8, 0),
     disk.check((FOLDER,)),
     network.check({"server1": (SERVER1,), "server2": (SERVER2,)}),
-    agreement.check_software(SOFTWARE, SOFTWARE, "server1"),
-    agreement.check_data({"server1": SOFTWARE, "server2": SOFTWARE}),
-    agreement.check_clock(Clock(-0.01, 0.001), "server1"),
-    agreement.check_clock(Clock(6.0, 5.9), "server1"),  # within the uncertainty
-    agreement.check_ports({"server1": {}, "server2": {}}, 2),
+    examination.check_software(SOFTWARE, SOFTWARE, "server1"),
+    examination.check_data({"server1": SOFTWARE, "server2": SOFTWARE}),
+    examination.check_clock(Clock(-0.01, 0.001), "server1"),
+    examination.check_clock(Clock(6.0, 5.9), "server1"),  # within the uncertainty
+    examination.check_ports({"server1": {}, "server2": {}}, 2),
     all_reduce.check_host(MEASURED),
     all_reduce.check_across(MEASURED, 10_000),
     all_reduce.check_across(MEASURED, 0),
@@ -203,25 +203,25 @@ def test_what_is_well_needs_no_fix():
             "server1 1500, server2 9000",
         ),
         (
-            agreement.check_software(replace(SOFTWARE, python="3.12.1"), SOFTWARE, "server1"),
+            examination.check_software(replace(SOFTWARE, python="3.12.1"), SOFTWARE, "server1"),
             "fault",
             "python",
             "Python 3.12.1, and 3.11.7 on server1",
         ),
         (
-            agreement.check_software(replace(SOFTWARE, packages={"torch": "2.13.0"}), SOFTWARE, "server1"),
+            examination.check_software(replace(SOFTWARE, packages={"torch": "2.13.0"}), SOFTWARE, "server1"),
             "fault",
             "packages",
             "torch 2.13.0, and 2.14.1 on server1",
         ),
         (
-            agreement.check_software(replace(SOFTWARE, sources={}, commit="d" * 40), SOFTWARE, "server1"),
+            examination.check_software(replace(SOFTWARE, sources={}, commit="d" * 40), SOFTWARE, "server1"),
             "fault",
             "checkout",
             "pytorch/train.py unlike that of server1 (commit dddddddddd)",
         ),
         (
-            agreement.check_data(
+            examination.check_data(
                 {
                     "server1": SOFTWARE,
                     "server2": replace(SOFTWARE, data_sets={"mnist": replace(MNIST, digest="f" * 16)}),
@@ -232,15 +232,15 @@ def test_what_is_well_needs_no_fix():
             "mnist of server2 is not that of server1",
         ),
         (
-            agreement.check_data({"server1": SOFTWARE, "server2": replace(SOFTWARE, data_sets={})}),
+            examination.check_data({"server1": SOFTWARE, "server2": replace(SOFTWARE, data_sets={})}),
             "warning",
             "data",
             "mnist is not on server2",
         ),
-        (agreement.check_clock(Clock(90, 0.1), "server1"), "fault", "clock", "90 s ahead of server1"),
-        (agreement.check_clock(Clock(-1, 0.1), "server1"), "warning", "clock", "1 s behind server1"),
+        (examination.check_clock(Clock(90, 0.1), "server1"), "fault", "clock", "90 s ahead of server1"),
+        (examination.check_clock(Clock(-1, 0.1), "server1"), "warning", "clock", "1 s behind server1"),
         (
-            agreement.check_ports({"server1": {"server2": "timed out"}, "server2": {}}, 2),
+            examination.check_ports({"server1": {"server2": "timed out"}, "server2": {}}, 2),
             "fault",
             "ports",
             "server1 does not reach server2: timed out",
