@@ -36,8 +36,14 @@ from allstep.commands.forecast.flags import parse
 from allstep.commands.forecast.forecast import forecast
 from allstep.commands.forecast.parameters import BOUNDS
 from allstep.commands.forecast.question import Question, read_question
-from allstep.commands.forecast.records import ForecastRow, ForecastsResult, ValidationResult
-from allstep.commands.forecast.section import checked_table, control_table, table_of
+from allstep.commands.forecast.section import (
+    ForecastRow,
+    ForecastsResult,
+    ValidationResult,
+    checked_table,
+    control_table,
+    table_of,
+)
 from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import LARGEST_ERROR, MIN_COVERAGE, check, published_points
 from allstep.commands.shared.page.document import print_table

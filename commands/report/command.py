@@ -10,17 +10,24 @@ report, one line each, and left out; the exit status is 2 if nothing is left.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from allstep.commands.collectives.section import collectives
+from allstep.commands.compare.cells import INDEPENDENT
+from allstep.commands.compare.ranking import answers, ranks_of
+from allstep.commands.compare.records import CellResult, ComparisonResult
+from allstep.commands.compare.samples import resolution
+from allstep.commands.compare.table import efficiency_of, name_of, table_of
 from allstep.commands.forecast import section as forecast
-from allstep.commands.report import compare_sections, other_sections
+from allstep.commands.report import other_sections
 from allstep.commands.report.sources import Sources, read
-from allstep.commands.shared.page.document import Section, render
+from allstep.commands.shared.page.document import NOTHING, Section, Table, facts, median, render
+from allstep.commands.shared.page.figures import Drawing, Line, bars, lines
 from allstep.commands.shared.records.files import written_whole
-from allstep.commands.study import section
+from allstep.commands.study.section import study
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
+from allstep.common.files.records import to_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,14 +62,151 @@ def build(sources: Sources) -> list[Section]:
     """Return the sections of a report."""
     sections: list[Section] = []
     for _, result in sources.compares:
-        sections += compare_sections.sections(result)
+        sections += compare_sections(result)
     sections += [collectives(result) for _, result in sources.collectives]
     sections += [forecast.forecast(result) for _, result in sources.forecasts]
     sections += [forecast.validation(result) for _, result in sources.validations]
     sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
-    sections += [section.study(result) for _, result in sources.studies]
+    sections += [study(result) for _, result in sources.studies]
     sections += [other_sections.search(path, result) for path, result in sources.searches]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
     sections += [other_sections.profile(path, result) for path, result in sources.profiles]
     return sections
+
+
+_WORKLOADS = {
+    "synthetic-weak": "Computing and communication only (synthetic input, weak scaling)",
+    "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",
+    "real-weak": "With the input pipeline (real data, weak scaling)",
+    "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",
+}
+
+
+def compare_sections(result: ComparisonResult) -> list[Section]:
+    """Return the overview, a section for each of compare's tables, failures, rules and environment."""
+    cells = result.cells
+    measured: dict[tuple, list[CellResult]] = {}
+    for cell in cells:
+        if cell.images_per_second:
+            measured.setdefault(cell.table, []).append(cell)
+    tables = {
+        f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {arithmetic}": rows
+        for (workload, model, batch_size, arithmetic), rows in measured.items()
+    }
+    found = [_overview(result, tables), *(_measured(title, rows) for title, rows in tables.items())]
+    missed = [cell for cell in cells if cell.status not in ("ok", "pending")]
+    apart = [cell for cell in cells if cell.images_per_second and not cell.comparable]
+    if missed or apart:
+        rows = [[cell.id, cell.status, cell.reason or NOTHING] for cell in missed]
+        rows += [[cell.id, "not comparable", cell.gate.reason or NOTHING] for cell in apart]
+        found.append(Section("What failed or may not be compared", tables=[Table("", ["cell", "status", "why"], rows)]))
+    found.append(Section("Rules of the comparison", items=list(result.rules)))
+    pairs = [list(pair) for pair in facts(to_json(result.environment))]
+    for framework, cell in {cell.framework: cell for cell in reversed(cells) if cell.gpu_libraries}.items():
+        pairs += [[f"{name} of {framework}", ", ".join(paths)] for name, paths in cell.gpu_libraries.items()]
+    found.append(Section("Environment", tables=[Table("", ["", ""], pairs)]))
+    return found
+
+
+def _overview(result: ComparisonResult, tables: Mapping[str, Sequence[CellResult]]) -> Section:
+    """Return the section that names the faster framework and strategy of each table, and what is not known."""
+    cells = result.cells
+    counts = {status: sum(cell.status == status for cell in cells) for status in ("ok", "partial", "pending")}
+    text = [f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {result.updated}."]
+    if not result.finished:
+        text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
+    unknown = "There is nothing to rank: no framework has two strategies that may be compared on as many ranks."
+    found = {title: answers(rows, is_short=True) or [unknown] for title, rows in tables.items()}
+    return Section("Who is faster", answers=found, text=text, commands=[result.command])
+
+
+def _measured(title: str, cells: Sequence[CellResult]) -> Section:
+    """Return the section of one of compare's tables; its figures show only comparable cells side by side."""
+    section = Section(title)
+    alike = [cell for cell in cells if cell.comparable]
+    for framework in dict.fromkeys(cell.framework for cell in alike):
+        section.figures += _scaling(framework, [cell for cell in alike if cell.framework == framework])
+    section.figures += _curves(cells)
+    quote = (
+        ("Seconds of training to the target accuracy", lambda cell: median(cell.seconds_to_target), "s"),
+        ("Peak memory of the rank that took most", _memory, "MiB"),
+        ("Lost to communication, of the rate of as many independent processes", _lost, "%"),
+        ("From the launch to the end of the first step", lambda cell: median(cell.startup_seconds), "s"),
+    )
+    section.figures += [figure for caption, value, unit in quote if (figure := _bars(caption, alike, value, unit))]
+    section.tables.append(table_of(cells))
+    in_overview = answers(cells, is_short=True)
+    section.text += [text for text in (*answers(cells), resolution(cells)) if text and text not in in_overview]
+    section.commands = [cell.command for cell in cells]
+    return section
+
+
+def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
+    """Draw throughput and efficiency against ranks, with the ideal and the machine's limit."""
+    strategies = list(dict.fromkeys(cell.strategy for cell in cells))
+    ranks = sorted({cell.ranks for cell in cells})
+    rates, efficiencies = [], []
+    for strategy in strategies:
+        own = sorted((cell for cell in cells if cell.strategy == strategy), key=lambda cell: cell.ranks)
+        points = [(cell.ranks, cell.images_per_second) for cell in own if cell.images_per_second]
+        is_limit = strategy == INDEPENDENT
+        label = "limit: independent processes" if is_limit else strategy
+        x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
+        low, high = ([], []) if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
+        rates.append(Line(label, x, y, low, high, reference=is_limit))
+        quote = [(cell.ranks, efficiency_of(cell, "single_process")) for cell in own]
+        quote = [(num_ranks, value) for num_ranks, value in quote if value is not None]
+        if quote:
+            x, y = map(list, zip(*quote, strict=True))
+            efficiencies.append(Line(label, x, y, reference=is_limit))
+    alone = next((cell for cell in cells if cell.strategy == INDEPENDENT and cell.ranks == 1), None)
+    if alone and alone.images_per_second and len(ranks) > 1:
+        one = alone.images_per_second.median
+        rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
+    figures = [
+        lines(
+            f"Images per second: {framework}", rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True
+        )
+    ]
+    if efficiencies and len(ranks) > 1:
+        efficiencies.append(Line("ideal", ranks, [1.0] * len(ranks), reference=True))
+        caption = f"Efficiency against one plain process: {framework}"
+        figures.append(lines(caption, efficiencies, x_label="ranks", y_label="", x_ticks=ranks, percent=True))
+    return figures
+
+
+def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
+    """Draw the curves of all cells in one frame."""
+    losses, accuracies = [], []
+    for cell in cells:
+        if curve := cell.curve:
+            label = f"{name_of(cell)}, {ranks_of(cell)}"
+            losses.append(Line(label, [point.epoch for point in curve], [point.train_loss for point in curve]))
+            seconds, accuracy = [point.seconds for point in curve], [point.validation_accuracy for point in curve]
+            accuracies.append(Line(label, seconds, accuracy))
+    if not losses:
+        return []
+    caption = "Validation accuracy against training time"
+    return [
+        lines("Training loss, curves over each other", losses, x_label="epoch", y_label="loss"),
+        lines(caption, accuracies, x_label="seconds", y_label="accuracy"),
+    ]
+
+
+def _bars(
+    caption: str, cells: Sequence[CellResult], value: Callable[[CellResult], float | None], unit: str
+) -> Drawing | None:
+    quote = [(f"{name_of(cell)}, {ranks_of(cell)}", value(cell)) for cell in cells]
+    quote = [(label, number) for label, number in quote if number is not None]
+    return bars(caption, *zip(*quote, strict=True), x_label=unit) if quote else None
+
+
+def _memory(cell: CellResult) -> float | None:
+    return max(cell.peak_memory_bytes_by_rank) / 2**20 if cell.peak_memory_bytes_by_rank else None
+
+
+def _lost(cell: CellResult) -> float | None:
+    """Return the percentage of the limit that communication takes, including waiting for other ranks."""
+    kept = efficiency_of(cell, "independent")
+    return None if kept is None or cell.ranks == 1 or cell.strategy == INDEPENDENT else 100 * max(0.0, 1 - kept)

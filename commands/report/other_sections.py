@@ -14,7 +14,7 @@ from allstep.commands.shared.page.document import NOTHING, Section, Table, amoun
 from allstep.commands.shared.page.figures import Drawing, Line, adopted, bars, confusion, lines
 from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import Epoch, ProfileResult
-from allstep.commands.tune.records import SearchResult
+from allstep.commands.tune.study import SearchResult
 from allstep.common.base.checkout import trainer
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from allstep.commands.compare.records import ComparisonResult
-from allstep.commands.forecast.records import ForecastsResult, ValidationResult
+from allstep.commands.forecast.section import ForecastsResult, ValidationResult
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import FILE, End, Epoch, ProfileResult, Start, read_events
 from allstep.commands.study.records import SUMMARY, StudyResult
-from allstep.commands.tune.records import SearchResult
+from allstep.commands.tune.study import SearchResult
 from allstep.common.files.records import from_json
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allstep.commands.compare.records import ComparisonResult, Sample, Verdict
-from allstep.commands.forecast.records import ForecastsResult, ValidationResult
+from allstep.commands.forecast.section import ForecastsResult, ValidationResult
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.measured import BenchmarkResult
