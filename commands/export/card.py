@@ -6,6 +6,7 @@ from typing import Any
 
 from allstep.commands.shared.page.document import plain
 from allstep.commands.shared.records.runs import FILE, Epoch, read_events
+from allstep.common.checkpoint.state import Progress
 from allstep.common.files.schema import Mismatch
 from allstep.common.training.description import Description
 from allstep.common.training.trained import Trained
@@ -17,11 +18,20 @@ _NOT_SHOWN = ("data-dir", "output-dir", "mirror", "timeline", "resume", "init-fr
 
 
 def card(
-    trained: Trained, form: str, name: str, *, scales: bool, samples: str, framework: str, needs: str | None
+    trained: Trained,
+    progress: Progress,
+    form: str,
+    name: str,
+    *,
+    scales: bool,
+    samples: str,
+    framework: str,
+    needs: str | None,
 ) -> str:
     """Return the card.
 
     Args:
+        progress: how far the weights are trained, which may be those of an earlier checkpoint than the newest.
         form: format of the file.
         name: name of the file.
         scales: whether it takes samples as they are in the data set.
@@ -34,7 +44,7 @@ def card(
     run, manifest = trained.description, trained.manifest
     assert manifest is not None  # of a checkpoint, since it has a description
     epochs = _epochs(trained.run)
-    last = next((epoch for epoch in epochs if epoch.epoch == manifest.progress.epoch), None)
+    last = next((epoch for epoch in epochs if epoch.epoch == progress.epoch), None)
     measured = {"accuracy": last.validation_accuracy} if last and last.validation_accuracy is not None else {}
     kind = _kind(run)
     results = [{"type": metric, "value": round(value, 6)} for metric, value in measured.items()]
@@ -52,8 +62,7 @@ def card(
         "Classes": _classes(run.classes),
         "Metrics": _curve(epochs),
         "Training": [
-            f"Data set: {plain(data)}. Loss: {plain(run.loss)}. Step {manifest.progress.step}, epoch "
-            f"{manifest.progress.epoch}.",
+            f"Data set: {plain(data)}. Loss: {plain(run.loss)}. Step {progress.step}, epoch {progress.epoch}.",
             "",
             *(f"- {plain(key)}: {plain(_short(value))}" for key, value in flags.items() if key not in _NOT_SHOWN),
         ],

@@ -33,6 +33,7 @@ from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
+from allstep.common.checkpoint.state import Progress
 from allstep.common.cli.command_line import parse
 from allstep.common.files.disk import try_file
 from allstep.common.launch.placement import ALONE
@@ -90,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from allstep.common.api.load import build
 
     model = config.model if user_file.parse(config.model) else None
-    network = build(trained, framework, "cpu", model, ema=flags.ema)
+    network, progress = build(trained, framework, "cpu", model, ema=flags.ema)
     samples, _ = dataset.validation.read(np.arange(min(NUM_SAMPLES, len(dataset.validation))), epoch=0)
-    _export(flags, trained, framework, target, network, config, samples)
+    _export(flags, trained, progress, framework, target, network, config, samples)
 
 
 def _framework(flags: Any, trained: Trained) -> str:
@@ -136,6 +137,7 @@ def _dataset(config: TrainConfig, trained: Trained) -> Dataset:
 def _export(
     flags: Any,
     trained: Trained,
+    progress: Progress,
     framework: str,
     target: Path,
     network: Any,
@@ -173,7 +175,7 @@ def _export(
     }
     page = target.with_name(f"{target.name}.md")
     with written_whole(page) as stream:
-        stream.write(card(trained, flags.to, target.name, **taken).encode(errors="replace"))
+        stream.write(card(trained, progress, flags.to, target.name, **taken).encode(errors="replace"))
     equal = f"outputs for {len(samples)} samples are equal to {apart:.1e}"
     needs = f"; it needs {classes}" if classes else ""
     print_line(printable(f"{target}: {equal}{needs}; its model card is {page}"))

@@ -19,6 +19,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import check_model, model_name
 from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.checkpoint.state import Progress
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.formats.arrays import channels_last, inputs_of, is_tensor, plain
 from allstep.common.data.images.crop import centre_box
@@ -125,11 +126,15 @@ def load(
     if device not in DEVICES:
         raise UserError(f"device must be one of {', '.join(DEVICES)}, got {quote(device)}")
     framework = framework or trained.description.framework
-    return Loaded(trained, framework, build(trained, framework, device, model, ema=ema))
+    network, _ = build(trained, framework, device, model, ema=ema)
+    return Loaded(trained, framework, network)
 
 
-def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> Any:
-    """Return a framework's network with the weights of a run. Raises UserError as `load` does."""
+def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> tuple[Any, Progress]:
+    """Return a framework's network with the weights of a run, and how far it was trained with these.
+
+    Raises UserError as `load` does.
+    """
     description = trained.description
     name = _network(description.model, model)
     check_model(name, framework)
@@ -140,8 +145,9 @@ def build(trained: Trained, framework: str, device: str, model: Any, *, ema: boo
         module = importlib.import_module(f"allstep.{framework}.loaded")
     own = None if model is None or isinstance(model, str) else model
     network = module.LoadedNetwork(config, description.dataset(), own)
-    network.load(trained.weights(network.shapes(), averaged=ema).arrays)
-    return network
+    state = trained.weights(network.shapes(), averaged=ema)
+    network.load(state.arrays)
+    return network, state.progress
 
 
 def _network(saved: str, given: Any) -> str:

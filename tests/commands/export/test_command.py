@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,7 +51,7 @@ def resnet(folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     output = tmp_path_factory.mktemp("run") / "run"
-    train("tensorflow", "alone", 1, output, "--model", "cnn", "--epochs", "1")
+    train("tensorflow", "alone", 1, output, "--model", "cnn", "--epochs", "1", "--checkpoint-every", "20")
     return output
 
 
@@ -68,6 +69,16 @@ def test_weights_have_the_names_of_torchvision(resnet, folder):
         network = torchvision.models.resnet18(num_classes=2)
         network.load_state_dict(read(export(resnet, form)), strict=True)
         torch.testing.assert_close(network.eval()(inputs).detach(), expected)
+
+
+def test_the_card_tells_the_step_of_the_weights_that_were_read(digits, tmp_path, capfd):
+    shutil.copytree(digits, tmp_path / "run")
+    *_, before, newest = sorted((tmp_path / "run/checkpoints").glob("step-*"))
+    arrays = newest / "model.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-8] + bytes(8))
+    page = Path(f"{export(tmp_path / 'run', 'safetensors')}.md").read_text()
+    assert f"Step {int(before.name.removeprefix('step-'))}, epoch 0." in page
+    assert newest.name in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
