@@ -27,6 +27,7 @@ from allstep.common.base.errors import UserError, printable, quote
 from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.cli.command_line import parse_beside
 from allstep.common.cli.validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
 from allstep.common.training.saving import broadcast_state
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="K", help="classes of a row, 5 by default")
     parser.add_argument("--images", type=nonempty_path, metavar="DIR", help="pictures without classes to predict")
     parser.add_argument("--output", type=output_file, metavar="FILE", help="write the results as JSON")
-    flags, given = parser.parse_known_args(argv)
+    flags, given = parse_beside(parser, argv)
     _check(flags, given)
     trained = open_trained(flags.run, flags.checkpoint)
     framework = flags.framework or (trained.manifest.framework if trained.manifest else FRAMEWORKS[0])

@@ -34,7 +34,7 @@ from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.checkpoint.state import Progress
-from allstep.common.cli.command_line import parse
+from allstep.common.cli.command_line import parse, parse_beside
 from allstep.common.files.disk import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.requirements import need
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="for onnx; that of the run")
     parser.add_argument("--ema", action="store_true", help="export the moving averages of the weights")
     parser.add_argument("--with-preprocessing", action="store_true", help="have the graph take samples unscaled")
-    flags, given = parser.parse_known_args(argv)
+    flags, given = parse_beside(parser, argv)
     trained = open_trained(flags.run, flags.checkpoint)
     framework = _framework(flags, trained)
     target = flags.output or flags.run / "export" / f"model{FORMATS[flags.to].suffix}"

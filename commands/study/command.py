@@ -27,6 +27,7 @@ from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_p
 from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.checkpoint import OutputDirectory
+from allstep.common.cli.command_line import parse_beside
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.requirements import need_frameworks
 
@@ -34,7 +35,7 @@ _MAX_AT_ONCE = 8  # each takes over half a gigabyte, also of a GPU's memory
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags, trainer_flags = _parser().parse_known_args(argv)
+    flags, trainer_flags = parse_beside(_parser(), argv)
     name, description = read_description(flags.study)
     matrix = variants(description, flags.framework, trainer_flags)
     by_horovod = any(one.strategy == "horovod" for one in matrix)

@@ -44,7 +44,7 @@ from allstep.common.base.flag_types import (
 from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
-from allstep.common.cli.command_line import parse
+from allstep.common.cli.command_line import parse, parse_beside
 from allstep.common.files.disk import try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.requirements import need_frameworks
@@ -60,7 +60,7 @@ _DEFAULT_SECONDS = 24 * 3600.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags, trainer_flags = _parser().parse_known_args(argv)
+    flags, trainer_flags = parse_beside(_parser(), argv)
     need_frameworks([flags.framework], by="allstep tune")
     space = read_space(flags.space)
     if twice := sorted(space.keys() & set(map(flag_name, trainer_flags))):

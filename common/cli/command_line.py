@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
+from allstep.common.base.compat import flag_names
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import Kind, Parser, flag_name, nonempty_path, nonempty_text, one_of, wrong
 from allstep.common.cli import config_file
@@ -72,6 +73,28 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
         config = dataclasses.replace(config, strategy=default_strategy(placement, strategies))
     validate(config, strategies, placement)
     return config
+
+
+def parse_beside(parser: Parser, argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the flags and words of a command; return them and the trainers' flags, which may stand before the words."""
+    defaults, own, given = {**_defaults(), "config": None}, set(flag_names(parser)), list[str]()
+    words, left = list[str](), list(sys.argv[1:] if argv is None else argv)
+    while left:
+        word = left.pop(0)
+        name = flag_name(word)
+        if name is None or word == "--" or word.partition("=")[0] in own:
+            words.append(word)
+            continue
+        if name not in defaults:
+            parser.refuse(word, [*own, *map("--{}".format, defaults)])
+        default = defaults[name]
+        count = 0 if "=" in word or isinstance(default, bool) else 1
+        if isinstance(default, list) and count:  # as many as it has by default, or all up to the next flag
+            count = len(default) or next((index for index, one in enumerate(left) if one.startswith("--")), len(left))
+        given += [word, *left[:count]]
+        del left[:count]
+    flags, unknown = parser.parse_known_args(words)
+    return flags, [*given, *unknown]
 
 
 def read_files(paths: Iterable[Path]) -> dict[str, config_file.ConfigLine]:

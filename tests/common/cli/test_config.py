@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ranks import REPOSITORY
 
 from allstep.common.base.errors import UserError
-from allstep.common.cli.command_line import parse
+from allstep.common.base.flag_types import Parser
+from allstep.common.cli.command_line import parse, parse_beside
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import DataConfig, load
@@ -32,6 +33,24 @@ def file_with(tmp_path: Path, **content: object) -> str:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(content))
     return str(path)
+
+
+def test_flags_of_the_trainers_stand_before_and_behind_words_of_a_command():
+    parser = Parser("allstep test", None)
+    parser.add_argument("run")
+    parser.add_argument("--ema", action="store_true")
+    for words in (
+        "--epochs 1 RUN --ema", "RUN --ema --epochs 1", "--epochs=1 --ema RUN", "--metrics f1 mae --ema RUN",
+        "--synthetic-shape 8 8 1 RUN --ema", "--compile RUN --ema", "--no-drop-last --config FILE RUN --ema",
+        "--epochs 1 --ema -- RUN",
+    ):  # fmt: skip
+        flags, given = parse_beside(parser, words.split())
+        assert (flags.run, flags.ema) == ("RUN", True), words
+        assert sorted([*given, "RUN", "--ema"]) == sorted(words.replace(" -- ", " ").split()), words
+    with pytest.raises(UserError, match="expected run, received nothing for it"):
+        parse_beside(parser, ["--metrics", "f1", "RUN"])  # which may be a metric
+    with pytest.raises(UserError, match="received --epochz; did you mean --epochs"):
+        parse_beside(parser, ["--epochz", "1", "RUN"])
 
 
 def test_without_flags():
