@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
 from allstep.common.files import array_json
 from allstep.common.files.disk import discard, foreign_entries, unused
@@ -32,12 +33,14 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
     returns the state of the loop that saved last.
 
     Args:
-        keep: number of the last checkpoints to keep.
+        keep: number of the last checkpoints to keep, at least 1.
 
     Raises:
-        UserError: `state` holds values of other types.
+        UserError: `state` holds values of other types, `step` is negative, or `keep` is below 1.
         OSError: the checkpoint cannot be written, or a folder of its name holds files of the user.
     """
+    if step < 0 or keep < 1:
+        raise UserError(f"expected step >= 0 and keep >= 1, received {step} and {keep}")
     if find_placement().rank:
         return
     folder = Path(folder)

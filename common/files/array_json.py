@@ -13,7 +13,7 @@ from allstep.common.files import strict_json
 from allstep.common.files.npy import load_npy
 from allstep.common.files.regular_file import read_regular
 
-MAX_BYTES = 2**32
+MAX_BYTES = 2**40
 _VALUES = "values.json"
 _ARRAY = "__array__"
 """Only key of the object that stands for an array; its value is the array's number."""
@@ -31,11 +31,15 @@ def save(folder: Path, value: Any) -> None:
     """Write a value into a new folder.
 
     Raises UserError if it holds anything other than numbers, strings, booleans, None, arrays of numbers, and lists,
-    tuples and mappings (with strings or integers as keys) of these.
+    tuples and mappings (with strings or integers as keys) of these, or if `load` would not read it.
     """
-    folder.mkdir()
     arrays: list[np.ndarray] = []
-    text = json.dumps(_plain(value, arrays))
+    try:
+        text = json.dumps(_plain(value, arrays))
+        strict_json.loads(text.encode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"expected values that can be read again: {error}; save fewer in one another") from None
+    folder.mkdir()
     for number, array in enumerate(arrays):
         np.save(folder / f"{number}.npy", array, allow_pickle=False)
     (folder / _VALUES).write_text(text)

@@ -55,6 +55,21 @@ def test_what_json_has_not_is_refused(value, kind, tmp_path):
         array_json.save(tmp_path / "a", value)
 
 
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    nested = []
+    for _ in range(200):
+        nested = [nested]
+    endless = []
+    endless.append(endless)
+    for value in (nested, endless, {"number": 10**5000}):
+        with pytest.raises(UserError, match="expected values that can be read again: "):
+            array_json.save(tmp_path / "a", value)
+    for step, keep in ((-1, 3), (1, 0)):
+        with pytest.raises(UserError, match=f"expected step >= 0 and keep >= 1, received {step} and {keep}"):
+            checkpoint.save(tmp_path, step, {}, keep=keep)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_numbers_that_json_lacks_come_back_from_earlier_versions(tmp_path):
     (tmp_path / "values.json").write_text('{"a": {"__number__": "inf"}, "b": [{"non_finite": "-inf"}]}')
     assert array_json.load(tmp_path) == {"a": float("inf"), "b": [-float("inf")]}
