@@ -90,8 +90,16 @@ def _call(main: Callable[[], None]) -> None:
             where = f"{quote(error.filename)}: " if error.filename else ""
             raise UserError(f"{where}{error.strerror}; {advice[error.errno]}") from error
         raise
+    except (UserError, Fault):
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
+            raise UserError(f"not enough memory: {summary(error)}; take a smaller network or a larger host") from error
+        raise
 
 
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "failed to allocate memory", "OOM when allocating")
+"""Texts of errors of PyTorch on CPUs and GPUs, and of TensorFlow."""
 _MAKE_ROOM = "make room, or raise the limit (ulimit -a)"
 
 

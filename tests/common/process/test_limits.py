@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from unittest import mock
 
 import pytest
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import Fault, UserError
 from allstep.common.process.exit import _call
 
 
@@ -31,3 +32,12 @@ def test_other_errors_stay_what_they_are():
 
     with pytest.raises(OSError, match="Input/output error"):
         _call(fails)
+
+
+def test_too_little_memory_is_a_line():
+    for error in (MemoryError("1 TiB"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+        with pytest.raises(UserError, match="not enough memory: .*; take a smaller network or a larger host"):
+            _call(mock.Mock(side_effect=error))
+    for error in (RuntimeError("shapes"), Fault("step 1 failed: CUDA out of memory")):
+        with pytest.raises(type(error), match=f"^{error}$"):
+            _call(mock.Mock(side_effect=error))
