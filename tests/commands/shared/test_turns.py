@@ -178,10 +178,10 @@ def test_who_interrupts_ends_all_at_once(tmp_path):
     names = ["one", "two", "three"]
     jobs = [launch(tmp_path, name, polls=True, leaves_with=3) for name in names]
     with giver_of_turns(jobs, tmp_path) as giver:
-        wait_for_blocks(tmp_path, giver)
+        deadline = wait_for_blocks(tmp_path, giver)
         giver.send_signal(signal.SIGINT)
     assert all((tmp_path / f"{name} leaves").exists() for name in names)  # each had waited for the others
-    assert not launched_processes(str(tmp_path))
+    end_of_launched(tmp_path, deadline)
 
 
 def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
@@ -190,9 +190,14 @@ def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
     with giver_of_turns(jobs, tmp_path) as giver:
         deadline = wait_for_blocks(tmp_path, giver)
         os.kill(giver.pid, signal.SIGKILL)
-    while launched_processes(str(tmp_path)) and time.monotonic() < deadline:
+    end_of_launched(tmp_path, deadline)
+
+
+def end_of_launched(folder: Path, deadline: float) -> None:
+    """Wait until no process of the jobs is left; end those that are at the deadline."""
+    while launched_processes(str(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    left = launched_processes(str(tmp_path))
+    left = launched_processes(str(folder))
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left

@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -65,7 +66,10 @@ def test_wandb_has_one_run_with_all_of_it(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     tell(wandb=True)
     [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    records = wandb_records(file.read_bytes())
+    deadline, records = time.monotonic() + 30, []
+    while time.monotonic() < deadline and not any(record.HasField("exit") for record in records):
+        time.sleep(0.1)  # another process writes the file
+        records = wandb_records(file.read_bytes())
     rows = [
         {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
         for record in records
