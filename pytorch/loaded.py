@@ -48,9 +48,7 @@ class LoadedNetwork:
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the weights, which have the names of checkpoints."""
-        entries = [(name, tensor) for name, tensor in network_state.entries(self.model) if f"model/{name}" in arrays]
-        tensors = {name: network_state.as_tensor(arrays[f"model/{name}"], tensor) for name, tensor in entries}
-        network_state.load(self.model, tensors)
+        network_state.load_arrays(self.model, arrays, network_state.as_tensor)
 
     def inputs(self, samples: np.ndarray) -> torch.Tensor:
         """Return samples as the network takes them: normalised, images with channels first."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from allstep.common.api.session import BaseSession, flags_of_optimizer
+from allstep.common.api.session import TRIED, BaseSession, flags_of_optimizer
 from allstep.common.api.user_parts import check_kind
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OWN_OPTIMIZER
@@ -25,7 +25,7 @@ _NAMES = {
     torch.optim.RMSprop: "rmsprop",
 }
 """The optimizers whose state has the canonical names of that of `--optimizer`."""
-_FOR_SLOTS = ("momentum", "nesterov", "amsgrad", "centered", "capturable", "differentiable")
+_FOR_SLOTS = ("momentum", "nesterov", *TRIED)
 """Options that decide what an optimizer remembers, or whether it can step; groups may have others than its own."""
 
 

@@ -62,9 +62,7 @@ class State:
 
     def load(self, arrays: Mapping[str, np.ndarray], num_steps: int) -> None:
         self._step.num_steps, shard = num_steps, self._strategy.shard
-        entries = ((f"model/{name}", name, tensor) for name, tensor in network_state.entries(self._network))
-        tensors = {name: shard(arrays[key], tensor) for key, name, tensor in entries if key in arrays}
-        network_state.load(self._network, tensors)  # a file of weights may lack counts of batch norms
+        network_state.load_arrays(self._network, arrays, shard)
         self._optimizer_state.load(list(local_parameters(self._network)), arrays, num_steps, shard)
         self._settings.load(arrays)
         for observer in self._step.observers:

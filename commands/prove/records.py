@@ -28,6 +28,8 @@ APPLIED = "applied"
 """Kind of an early change: an optimizer has applied gradients in a step of its own."""
 FOLLOWS_LOSSES = "whether learning rates fall as on one rank"
 """Name of what is not compared where a scheduler lowers rates when losses stay the same."""
+BY_LOSSES = "they follow the losses"
+"""Reason why it is not."""
 AVERAGES_WEIGHTS = "weights"
 """Operation of a wrapper that averages weights, not gradients."""
 

@@ -13,7 +13,16 @@ from allstep.commands.prove.checks.rates import follows_losses, warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
-from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, FOLLOWS_LOSSES, Loop, LoopEnd, Unseen, Yielded
+from allstep.commands.prove.records import (
+    ADASUM,
+    AVERAGES_WEIGHTS,
+    BY_LOSSES,
+    FOLLOWS_LOSSES,
+    Loop,
+    LoopEnd,
+    Unseen,
+    Yielded,
+)
 from allstep.commands.prove.runs import Rank, Runs
 
 
@@ -81,7 +90,7 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "figures that the script logs in training, which may be those of one rank's samples"
     if all(step.device == "cpu" for step in rank.steps()):
         yield "GPUs, for the ranks computed on CPUs"
-    unseen = {FOLLOWS_LOSSES: "they follow the losses"} if follows_losses(runs) else {}
+    unseen = {FOLLOWS_LOSSES: BY_LOSSES} if follows_losses(runs) else {}
     unseen |= {one.what: one.reason for rank in runs.together.ranks for one in rank.all(Unseen)}
     yield from (f"{what} ({reason})" for what, reason in unseen.items())
 

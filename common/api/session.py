@@ -103,7 +103,7 @@ class BaseSession:
         return as_dataset(first, second, data, where="the samples")
 
 
-_TRIED = ("amsgrad", "centered", "capturable", "differentiable")
+TRIED = ("amsgrad", "centered", "capturable", "differentiable")
 """Options with which an optimizer remembers more than its canonical slots, or may be unable to step."""
 _OF_OPTIMIZERS = ("momentum", "weight_decay", "grad_averaging")
 
@@ -117,7 +117,7 @@ def flags_of_optimizer(kind: str, rates: Sequence[float], option: Callable[[str]
         option: returns an option by its name, or None.
     """
     flags = {"optimizer": OWN_OPTIMIZER, "base_lr": next((rate for rate in rates if rate), 0.0)}
-    if kind == OWN_OPTIMIZER or any(map(option, _TRIED)) or (kind == "rmsprop" and option("momentum")):
+    if kind == OWN_OPTIMIZER or any(map(option, TRIED)) or (kind == "rmsprop" and option("momentum")):
         return flags
     momentum = {"momentum": option("momentum")} if kind == "sgd" else {}
     kind = "nesterov" if option("nesterov") else kind

@@ -6,7 +6,7 @@ bfloat16 is kept as float32, which holds each of its values, and a complex numbe
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -102,6 +102,18 @@ def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items()
         if tensor.layout == torch.strided and tensor.numel()
     }
+
+
+def load_arrays(
+    network: nn.Module, arrays: Mapping[str, np.ndarray], convert: Callable[[np.ndarray, torch.Tensor], torch.Tensor]
+) -> None:
+    """Have `network` take those of its entries that `arrays` has by their names in checkpoints.
+
+    A file of weights may lack some, such as counts of batch norms. `convert` makes of an array what is held of it, as
+    the present tensor is held.
+    """
+    names = ((name, f"model/{name}", tensor) for name, tensor in entries(network))
+    load(network, {name: convert(arrays[key], tensor) for name, key, tensor in names if key in arrays})
 
 
 def load(network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -18,7 +18,18 @@ from typing import Any
 from allstep.commands.prove.observer import loops
 from allstep.commands.prove.observer.guarding import Guard, Observation
 from allstep.commands.prove.observer.progress import Progress
-from allstep.commands.prove.records import FOLLOWS_LOSSES, Ended, Held, Loop, Record, Resumed, Started, Unseen, Waiting
+from allstep.commands.prove.records import (
+    BY_LOSSES,
+    FOLLOWS_LOSSES,
+    Ended,
+    Held,
+    Loop,
+    Record,
+    Resumed,
+    Started,
+    Unseen,
+    Waiting,
+)
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
@@ -92,7 +103,7 @@ class Observer:
         """Note the use of a kind of scheduler that lowers rates by losses, by the method that does so."""
 
         def observe(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-            self.note_unseen(FOLLOWS_LOSSES, "they follow the losses")
+            self.note_unseen(FOLLOWS_LOSSES, BY_LOSSES)
             yield
 
         replace(scheduler, method, self.around("schedulers that follow losses", observe))
