@@ -41,9 +41,11 @@ def fitted(dataset: Dataset, data: DataConfig, run: Description | None, *, part:
         dataset = dataclasses.replace(dataset, validation=_plain(dataset.train))
     if run is None:
         return dataset
-    has_fewer = not dataset.class_names and dataset.task == "classification" and dataset.num_classes < run.num_classes
-    if has_fewer:  # numbers of classes, of which the highest do not occur
-        dataset = dataclasses.replace(dataset, num_classes=run.num_classes)
+    # Of classes and tokens that are numbers, the highest need not occur.
+    if dataset.task != "regression" and not dataset.class_names and not dataset.vocabulary:
+        dataset = dataclasses.replace(dataset, num_classes=max(dataset.num_classes, run.num_classes))
+    if dataset.num_tokens and not dataset.vocabulary:
+        dataset = dataclasses.replace(dataset, num_tokens=max(dataset.num_tokens, run.num_tokens))
     now = described(dataset)
     are_joined = len(run.fields) > 2 < len(now.fields)  # several columns become one sample, in their order
     now = dataclasses.replace(now, fields=(*now.fields[:-1], *run.fields[-1:]) if are_joined else run.fields)

@@ -61,12 +61,14 @@ def of_classes(update: Classes, outputs: np.ndarray | Scores, targets: np.ndarra
 
 def _classes(num_classes: int, scores: Scores | _Outputs, targets: np.ndarray) -> Counts:
     predicted = scores.predicted
-    found = {"right": targets[predicted == targets], "predicted": predicted, "actual": targets}
+    known = predicted[predicted < num_classes]  # the data set may lack tokens that the network predicts
+    found = {"right": targets[predicted == targets], "predicted": known, "actual": targets}
     return {name: np.bincount(values, minlength=num_classes) for name, values in found.items()}
 
 
 def _confusion(num_classes: int, scores: Scores | _Outputs, targets: np.ndarray) -> Counts:
-    pairs = np.bincount(targets * num_classes + scores.predicted, minlength=num_classes**2)
+    known = scores.predicted < num_classes
+    pairs = np.bincount((targets * num_classes + scores.predicted)[known], minlength=num_classes**2)
     return {"pairs": pairs.reshape(num_classes, num_classes)}
 
 

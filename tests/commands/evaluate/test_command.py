@@ -217,6 +217,16 @@ def test_columns_stand_in_the_order_of_the_run(fields, expected):
         assert fitted(dataset, DataConfig(), run, part="validation").num_classes == 2
 
 
+@pytest.mark.parametrize(("task", "targets"), [("classification", 3), ("next-token", 8)])
+def test_the_highest_tokens_and_classes_need_not_occur(task, targets):
+    run = Description(task, (), targets, (6,), "int64", num_tokens=8)
+    fewer = dataclasses.replace(run, num_classes=targets - 1, num_tokens=7).dataset()
+    found = fitted(fewer, DataConfig(), run, part="validation")
+    assert (found.num_classes, found.num_tokens) == (targets, 8)
+    with pytest.raises(UserError, match="received 9"):
+        fitted(dataclasses.replace(fewer, num_tokens=9), DataConfig(), run, part="validation")
+
+
 def test_another_type_is_named():
     run = Description("classification", (), 2, (2,), "float32")
     other = dataclasses.replace(run, input_type="int64").dataset()

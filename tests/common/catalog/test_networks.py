@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from typing import cast
 
+import numpy as np
 import pytest
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.networks import MODELS, check_image_size, check_size, model_name
+from allstep.common.catalog.networks import MODELS, check_image_size, check_outputs, check_size, model_name
+from allstep.common.data.datasets.base import Dataset, Split
 
 
 def test_the_flag_takes_all_networks():
@@ -40,3 +44,22 @@ def test_sizes_that_no_network_has_are_refused(model, size, expected):
     with pytest.raises(UserError, match=expected):
         check_size(model, *size)
     check_size(model, 16, 4)
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "expected"),
+    [
+        ("next-token", (2, 6, 9), None),
+        ("next-token", (2, 6, 64), None),  # of a vocabulary that is larger than the tokens that occur
+        ("next-token", (2, 6, 8), "received .n, 6, 8.; give its last layer as many"),
+        ("next-token", (2, 5, 64), "received .n, 5, 64."),
+        ("next-token", (2, 64), "received .n, 64."),
+        ("classification", (2, 10), "received .n, 10.; give its last layer one output for each class"),
+        ("regression", (2, 10), "received .n, 10.; give its last layer as many"),
+    ],
+)
+def test_outputs_fit_the_data_set(task, shape, expected):
+    none = cast("Split", ())
+    dataset = Dataset(none, none, (6,), 9, input_type="int64", num_tokens=9, task=task)
+    with pytest.raises(UserError, match=expected) if expected else contextlib.nullcontext():
+        check_outputs("my.py:build", np.zeros(shape, np.float32), dataset)

@@ -90,6 +90,15 @@ def test_classes_as_scikit_learn_has_them(num_ranks):
     assert of_tokens["perplexity"] == pytest.approx(expected["perplexity"])
 
 
+def test_a_network_may_predict_tokens_that_the_data_set_lacks():
+    predicted, names = LOGITS.argmax(1), ["accuracy", "f1-per-class", "confusion-matrix"]
+    assert predicted.max() == 5  # labels end with 4
+    found = measured(names, dataset(LABELS.reshape(20, 5), "next-token", 5), LOGITS.reshape(20, 5, CLASSES))
+    options = {"average": None, "labels": range(5), "zero_division": 0}
+    assert found["f1_per_class"] == pytest.approx(sk.f1_score(LABELS, predicted, **options))
+    assert found["confusion_matrix"] == sk.confusion_matrix(LABELS, predicted, labels=range(5)).tolist()
+
+
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
 def test_tokens_whose_outputs_stay_on_the_device(framework):
     """Oracle: the metrics of all outputs. Outputs are equal in places, and targets among them."""
