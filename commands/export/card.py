@@ -101,7 +101,8 @@ def _preparation(run: Description, *, scales: bool) -> str:
             f"Pictures are RGB: the central {files.crop:.4g} of the shorter side, resized to {files.size} x "
             f"{files.size} pixels (bilinear, antialiased)."
         )
-    words.append(f"Outputs: {run.num_classes} {'numbers' if run.task == 'regression' else 'logits'}.")
+    outputs = {"regression": f"{run.num_classes} numbers", "next-token": "logits of each next token"}
+    words.append(f"Outputs: {outputs.get(run.task, f'{run.num_classes} logits')}.")
     return " ".join(words)
 
 
