@@ -6,6 +6,7 @@
 The same program runs alone and under horovodrun, mpirun and srun.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from allstep.tensorflow.strategies.strategy import share_cores
 from allstep.tensorflow.train import session
 
 # TensorFlow starts when the program makes its model: before the session could give this rank its share of the cores.
-share_cores(find_placement())
+with contextlib.suppress(UserError):  # `fit` raises it again, and reports it in a line
+    share_cores(find_placement())
 
 
 def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict[str, Any]:

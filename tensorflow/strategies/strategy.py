@@ -46,9 +46,14 @@ def before_tensorflow_starts() -> Iterator[None]:
 
 
 def share_cores(placement: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
-    """Give TensorFlow this rank's share of the host's cores. Raises UserError if it has started with another one."""
+    """Give TensorFlow this rank's share of the host's cores.
+
+    Raises UserError if it has started with another one, unless no other rank is on the host and bits do not depend on
+    the number of threads.
+    """
     threads = threads_per_rank(placement, slices=slices)
-    with before_tensorflow_starts():
+    is_needed = placement.local_size > 1 or slices or num_devices > 1
+    with before_tensorflow_starts() if is_needed else contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
         num_threads = min(threads * num_devices, usable_cores())
@@ -79,7 +84,8 @@ class Strategy(BaseStrategy):
     def choose_device(self) -> None:
         super().choose_device()
         if self.gpu is None:
-            tf.config.set_visible_devices([], "GPU")
+            with before_tensorflow_starts():
+                tf.config.set_visible_devices([], "GPU")
 
     def count_gpus(self) -> int:
         return len(tf.config.list_physical_devices("GPU"))

@@ -202,6 +202,26 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
     assert re.search(said, result.output), result.output
 
 
+LATE = """
+import tensorflow as tf
+tf.constant(1)
+from allstep.tensorflow import Session
+import keras
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+Session(model, ([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0]), epochs=1).fit()
+"""
+
+
+def test_a_session_after_tensorflow_has_started(tmp_path):
+    (tmp_path / "mine.py").write_text(LATE)
+    refused = launch("horovodrun-gloo", 2, tmp_path / "mine.py")
+    assert refused.returncode == 2, refused.output
+    assert refused.output.count("import Session first") == 1
+    assert "Traceback" not in refused.output
+    alone = launch("alone", 1, tmp_path / "mine.py")  # whose cores no other rank needs
+    assert alone.returncode == 0, alone.output
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
