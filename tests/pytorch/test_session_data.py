@@ -158,6 +158,7 @@ def test_fields_of_a_mapping_are_named_or_chosen_by_flags(capfd):
             Samples(lambda index: [][index]),
             r"__getitem__\(\) to return .* IndexError.* in line \d+ of .*test_session_data",
         ),
+        ([object()] * 3, "a map-style data set, .* received a list of 3 objects .object, ....; "),
         (Stream(), "a map-style data set, .* received Stream, whose samples cannot be read by their number"),
         (DataLoader(TENSORS), "received DataLoader, .*; give its dataset"),
         (Batches(), "received Batches"),

@@ -90,11 +90,14 @@ def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Spli
         return array_split(array, plain(targets), where)
     if is_map_style(samples):
         return CheckedSplit(MapStyle(samples, config or DataConfig(), where), where)
+    received = f"{type(samples).__name__}, whose samples cannot be read by their number"
+    if isinstance(samples, (tuple, list)):
+        first = type(next(iter(samples), None)).__name__
+        received = f"a {type(samples).__name__} of {len(samples)} objects ({first}, ...)"
     advice = "give its dataset" if is_map_style(getattr(samples, "dataset", None)) else "give one of them"
     raise UserError(
         f"expected {where} to be inputs and targets, a map-style data set, or an object with __len__ and "
-        f"read(indices, epoch), received {type(samples).__name__}, whose samples cannot be read by their number; "
-        f"{advice}"
+        f"read(indices, epoch), received {received}; {advice}"
     )
 
 
