@@ -69,6 +69,8 @@ class Wrapped(Record):
     """Value of DDP's find_unused_parameters."""
     keeps_buffers: bool = False
     """Whether DDP is asked not to send rank 0's buffers to the other ranks."""
+    by_library: bool = False
+    """Whether a library has made it."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,15 @@ def test_random_numbers_that_are_the_same_on_all_ranks(in_model, by_library):
     assert len(perhaps(runs, found)) == (by_library or not in_model)
 
 
+@pytest.mark.parametrize("by_library", [False, True])
+def test_a_search_for_unused_parameters_that_a_library_asks_for(by_library):
+    wrapped = Wrapped("DistributedDataParallel", "train.py:3", finds_unused=True, by_library=by_library)
+    runs = Runs(ALONE, with_more(wrapped))
+    found = findings(runs)
+    assert [one.name for one in found] == ["unused-parameters-searched"] * (not by_library)
+    assert ["ddp_find_unused_parameters=False" in line for line in perhaps(runs, found)] == [True] * by_library
+
+
 @pytest.mark.parametrize("status", [None, 1])
 def test_an_error_of_a_rank_is_the_cause_before_its_launcher_has_ended(status):
     [first, second] = run().ranks

@@ -32,6 +32,8 @@ _SAME = Held(("00", "01", "02"))
         ({"num_samples": 5_000, "num_batches": 1_250}, None),  # a single rank has twice as many
         ({"sampler": Sampler("Weighted", True)}, None),  # a sampler of the user
         ({"sampler": _SHARES}, None),
+        ({"order": 10, "num_samples": 22, "sampler": _OWN}, None),  # two samples fill up the last batch
+        ({"order": 4, "num_samples": 16, "sampler": _OWN}, "perhaps"),  # as many as a step has are drawn twice
         # Classes are numbered in another order on each rank.
         ({"sampler": _SHARES, "data": (_SAME, Held(("03", "04", "05")))}, "perhaps"),
     ],

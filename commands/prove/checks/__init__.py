@@ -52,4 +52,6 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
     lines = [one for one in (sharing.judge(runs), samples.same_samples(runs.together)) if isinstance(one, str)]
     if not names & {"uneven-batches", "collective-left-out", *_OTHER_STEPS}:
         lines += cooperation.may_be_uneven(runs.together)
-    return [*lines, *cooperation.may_restore_less(runs.together), *randomness.may_be_wrong(runs, names)]
+    for check in (cooperation.may_restore_less, cooperation.may_search):
+        lines += check(runs.together)
+    return [*lines, *randomness.may_be_wrong(runs, names)]

@@ -11,6 +11,7 @@ from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import HostCopy, Restored, Step, World, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
+_SEARCHED = "DistributedDataParallel looks for unused parameters in every step, and there are none"
 _MOST_STEPS = 0.8
 """Share of the steps that have the usual number of batches, if an accumulation does not decide on it."""
 
@@ -188,15 +189,31 @@ def check_devices(runs: Runs) -> Iterator[Finding]:
         )
     rank = run.ranks[0]
     yield from _copies(rank)
-    ddp = next((one for one in rank.all(Wrapped) if one.finds_unused), None)
-    if ddp and run.num_optimizers == 1 and all(map(_uses_all, rank.steps())):
+    if (ddp := _searching(run)) and not ddp.by_library:
         yield Finding(
             "unused-parameters-searched",
-            "DistributedDataParallel looks for unused parameters in every step, and there are none",
+            _SEARCHED,
             f"all {len(first[0].weights)} weights had a gradient in {len(rank.steps())} steps",
             "leave find_unused_parameters=True out",
             ddp.line,
         )
+
+
+def may_search(run: Run) -> Iterator[str]:
+    """Yield that a library has DDP look for unused parameters, as transformers' Trainer does unless told otherwise."""
+    if (ddp := _searching(run)) and ddp.by_library:
+        yield (
+            f"{_SEARCHED} ({ddp.line}); right where a library knows of some, else: "
+            "TrainingArguments(ddp_find_unused_parameters=False), or what the library has for it"
+        )
+
+
+def _searching(run: Run) -> Wrapped | None:
+    """Return a DDP that looks for unused parameters where all are used."""
+    rank = run.ranks[0]
+    if run.num_optimizers != 1 or not all(map(_uses_all, rank.steps())):
+        return None
+    return next((one for one in rank.all(Wrapped) if one.finds_unused), None)
 
 
 def _uses_all(step: Step) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.records import Held, Loop, LoopEnd, Yielded
+from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
@@ -67,6 +67,8 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     are_shares = all(one.num_replicas for one in samplers)
     is_same_data = are_shares or _has_same_data(runs.together)
     repeated = {*indices[0]} & {*indices[1]}
+    if _fill_last_batches(runs.together, first):
+        return None
     if is_same_data and len(repeated) > _SOME * len(indices[0]):
         is_certain = is_certain or are_shares
         evidence = (
@@ -92,6 +94,19 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
         return _overlap(evidence, first[0].line, change if len({*drawn}) > 1 else mend(ranks_of_run[0]))
     reason = "that is meant" if is_same_data else "ranks have data of their own"
     return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
+
+
+def _fill_last_batches(run: Run, first: Sequence[Loop]) -> bool:
+    """Return whether ranks draw each sample once, but for some that fill the last batches, as Accelerate does."""
+    batches = [
+        [one.indices for one in rank.all(Batch) if one.loop == loop.number]
+        for rank, loop in zip(run.ranks, first, strict=True)
+    ]
+    drawn = Counter(index for own in batches for batch in own for index in batch)
+    num_spare, num_samples = drawn.total() - len(drawn), first[0].num_samples
+    if num_samples is None or len(drawn) != num_samples or any(sum(map(len, own)) >= num_samples for own in batches):
+        return False
+    return num_spare < sum(len(own[0]) for own in batches)
 
 
 def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:

@@ -33,6 +33,7 @@ from allstep.commands.prove.records import (
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
+_FOLDER = Path(__file__).parent
 _FAILURE_SECONDS = 2.0
 """Delay of a failed rank's exit, upon which the launcher kills the others, so that these can record the same step."""
 
@@ -123,6 +124,13 @@ class Observer:
             if frame.f_code.co_filename in self._script:
                 yield frame
             frame = frame.f_back
+
+    def is_by_library(self) -> bool:
+        """Return whether a library calls what is observed, rather than the script itself."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and Path(frame.f_code.co_filename).parent == _FOLDER:
+            frame = frame.f_back
+        return frame is not None and "site-packages" in frame.f_code.co_filename
 
     def line_of_main(self) -> str:
         """Return `line()`, or the main thread's line if this thread runs no line of the script."""

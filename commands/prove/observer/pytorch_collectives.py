@@ -80,6 +80,7 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
                 line,
                 finds_unused=wrapper.find_unused_parameters,
                 keeps_buffers=keeps_buffers,
+                by_library=observer.is_by_library(),
             )
         )
 
