@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.files import strict_json
+from allstep.common.files.regular_file import check_memory, regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,11 +103,17 @@ def _class_names(schema: pa.Schema, target: str) -> tuple[str, ...]:
 def _mapped(path: Path) -> pa.Table:
     import pyarrow as pa
 
+    os.close(regular(path, os.O_RDONLY))  # mapping a FIFO would wait for a writer
     source = pa.memory_map(str(path))
     is_file = source.read(len(_FILE_FORMAT)) == _FILE_FORMAT
     source.seek(0)
-    reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-    return reader.read_all()
+    reader: Any = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+    batches, before = [], pa.total_allocated_bytes()
+    for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+        batches.append(batch)
+        # Compressed batches are unpacked into memory, others stay in the file.
+        check_memory(path, (pa.total_allocated_bytes() - before) // len(batches))
+    return pa.Table.from_batches(batches, reader.schema)
 
 
 def _is_bytes(kind: Any) -> bool:

@@ -6,6 +6,7 @@ which ranks map into memory and read in any order.
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
@@ -17,7 +18,7 @@ from allstep.common.data.passed_over import PassedOver
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.regular_file import regular
 
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 2**26
 _SUFFIXES = (".parquet",)
 _COMPANIONS = "_SUCCESS|_metadata|_common_metadata|README.md"
 """Files beside tables that Spark and Hugging Face's hub write."""
@@ -62,5 +63,12 @@ def _unpack(path: Path, config: DataConfig, target: Path) -> None:
         fields = [file.schema_arrow.field(name) for name in columns]
         schema = pa.schema(fields, file.schema_arrow.metadata)
         with write_atomically(target) as stream, pa.ipc.new_file(stream, schema) as writer:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
+            for batch in file.iter_batches(_rows_at_once(file.metadata), columns=columns):
                 writer.write_batch(batch.select(columns))
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """Return how many rows fit into `_BYTES_AT_ONCE`, by the group with the largest rows; images take megabytes."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, largest)))

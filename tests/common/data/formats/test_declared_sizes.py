@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import resource
 import tarfile
 import zipfile
@@ -10,13 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
+from allstep.common.data.formats.parquet import _rows_at_once
 from allstep.common.data.sharding import curriculum_of
-from allstep.common.files import array_json
+from allstep.common.files import array_json, regular_file
 from allstep.common.files.npy import load_npy
 
 SIZES = (2**30, 2**47, 2**62)
@@ -142,3 +146,32 @@ def test_npz_that_is_encrypted_or_has_samples_without_numbers(tmp_path):
     (tmp_path / "b.npz").write_bytes(content)
     with pytest.raises(UserError, match="received something else .*is encrypted, password required"):
         open_data("npz", tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("packing", [None, "zstd"])
+def test_arrow_batches_that_are_unpacked_into_memory(packing, tmp_path, monkeypatch):
+    rows = pa.record_batch({"x": np.zeros(2**20, np.float32), "y": np.arange(2**20) % 2})
+    options = pa.ipc.IpcWriteOptions(compression=packing)
+    with pa.ipc.new_file(tmp_path / "a.arrow", rows.schema, options=options) as writer:
+        for _ in range(4):
+            writer.write_batch(rows)
+    monkeypatch.setattr(regular_file, "available_memory", lambda: 2**22)
+    if packing is None:
+        open_data("hf", tmp_path)
+        return
+    with pytest.raises(UserError, match=rf"received {tmp_path}/a.arrow: expected at most 4194304 bytes, the memory"):
+        open_data("hf", tmp_path)
+
+
+def test_arrow_file_that_is_a_fifo(tmp_path):
+    os.mkfifo(tmp_path / "a.arrow")
+    with pytest.raises(UserError, match=rf"received {tmp_path}/a.arrow: expected a regular file, received a FIFO"):
+        open_data("hf", tmp_path)
+
+
+def test_parquet_rows_of_megabytes_are_read_few_at_once(tmp_path):
+    rows = pa.table({"x": [np.random.default_rng(row).bytes(2**22) for row in range(4)], "y": range(4)})
+    pyarrow.parquet.write_table(rows, tmp_path / "a.parquet", use_dictionary=False)
+    assert 12 < _rows_at_once(pyarrow.parquet.read_metadata(tmp_path / "a.parquet")) <= 16
+    pyarrow.parquet.write_table(rows.drop_columns("x"), tmp_path / "a.parquet")
+    assert _rows_at_once(pyarrow.parquet.read_metadata(tmp_path / "a.parquet")) == 1024
