@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import LOSSES
 from allstep.common.catalog.networks import MODELS, build, check_inputs, is_in_both, parsed
 from allstep.common.config.train_config import TrainConfig
@@ -29,6 +31,10 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
         needs = {"sharded": config.strategy == "fsdp", "in_parts": has_parts(config)}
         return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args), **needs)
     check_inputs(config.model, dataset)
+    if (kind := torch.get_default_dtype()) != torch.float32:
+        raise UserError(
+            f"expected float32 as the default type for --model {config.model}, received {kind}; leave it so"
+        )
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
 

@@ -43,10 +43,8 @@ class LoadedNetwork:
         if config.device == "cuda" and not gpus:
             raise UserError("device cuda needs a GPU that TensorFlow can use, there is none; give cpu or auto")
         self.device = "/GPU:0" if gpus and config.device != "cpu" else "/CPU:0"
-        policy = keras.config.dtype_policy()
         with tf.device(self.device):
             self.model = build_network(config, dataset, own)
-        keras.config.set_dtype_policy(policy)
         self.normalise = Inputs(dataset)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -25,6 +25,7 @@ from allstep.tensorflow.losses import measure_of
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
+from allstep.tensorflow.numerics import check_settings
 
 # Keras' policies by --precision; weights are float32 in all of them.
 _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
@@ -34,17 +35,28 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
     """Build the network that --model names, for a data set.
 
     A network from a Python program, or a function that builds it, replaces it as `own`. Raises UserError if no network
-    has that name, or it does not fit the data set's samples.
+    has that name, it does not fit the data set's samples, or its code sets Keras to other types.
     """
-    if config.model not in MODELS:
+    before = keras.config.dtype_policy()
+    try:
+        if config.model in MODELS:
+            check_inputs(config.model, dataset)
+            size = {**config.model_size, "num_tokens": dataset.num_tokens, "precision": config.precision}
+            return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
         from allstep.tensorflow.other_networks import build_other
 
-        keras.config.set_dtype_policy(_POLICIES[config.precision])
+        keras.config.set_dtype_policy(policy := policy_of(config))
         options, in_parts = parsed(config.model_args), has_parts(config)
-        return build_other(config.model, dataset, config.data.seed, own, options, in_parts=in_parts)
-    check_inputs(config.model, dataset)
-    size = {**config.model_size, "num_tokens": dataset.num_tokens}
-    return build_model(config.model, dataset.input_shape, dataset.num_classes, precision=config.precision, **size)
+        network = build_other(config.model, dataset, config.data.seed, own, options, in_parts=in_parts)
+        check_settings(policy)
+        return network
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def policy_of(config: TrainConfig) -> str:
+    """Return the policy of Keras in which layers compute."""
+    return _POLICIES[config.precision]
 
 
 def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:

@@ -58,6 +58,7 @@ def build_other(
         in_parts: whether a batch may be computed in parts, so that what these would change is tried as well.
     """
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
+    around = tf.distribute.get_strategy()
     file = user_file.parse(model)
     if own is not None or file:
         network = network_of_user(model, "tensorflow", dataset, own, options or {}, kind=keras.Model)
@@ -66,6 +67,7 @@ def build_other(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
             )
         _check_layers(network, model)
+        _check_strategy(network, model, around)
         expected = f"a network for samples of shape {dataset.input_shape}"
         outputs = user_file.call(
             try_network, network, dataset, model, is_of_user=True, in_parts=in_parts, flag=f"--model {model}",
@@ -144,6 +146,16 @@ def _check_layers(network: keras.Model, model: str) -> None:
         raise UserError(
             f"expected a network for batches of any size from --model {model}, received one for batches of {sizes[0]} "
             "alone; leave the size out: Input(shape=...) without batch_size or batch_shape"
+        )
+
+
+def _check_strategy(network: keras.Model, model: str, around: tf.distribute.Strategy) -> None:
+    """Refuse a network that is built in the scope of another strategy than that `around` it."""
+    of_variables = {getattr(variable.value, "distribute_strategy", None) for variable in network.variables}
+    if others := {tf.distribute.get_strategy(), *of_variables} - {None, around}:
+        raise UserError(
+            f"expected a network without a strategy of its own from --model {model}, received one in the scope of "
+            f"{type(others.pop()).__name__}; leave the scope out, and give --strategy"
         )
 
 

@@ -43,8 +43,8 @@ def session(
         from allstep.common.training.opening import open_dataset
         from allstep.common.training.same_on_ranks import agreed
         from allstep.common.training.training_run import TrainingRun
-        from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
-        from allstep.tensorflow.numerics import prepare
+        from allstep.tensorflow.models import build_network, hooks_of, policy_of, set_initial_weights
+        from allstep.tensorflow.numerics import check_graphs, check_settings, prepare
         from allstep.tensorflow.optimizers import build_optimizer, check_parameters
         from allstep.tensorflow.settings import SettingsCheck
         from allstep.tensorflow.worker import Worker
@@ -63,9 +63,11 @@ def session(
     dataset = parts.adapt(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     )
+    check_settings(policy_of(config), "float32")
     with strategy.scope():
         model = build_network(config, dataset, parts.model)
         flags = config.optimizer
+        check_graphs()
         optimizer = parts.optimizer_or(lambda: build_optimizer(flags), flags.optimizer)
         check_parameters(optimizer, model)
         optimizer.build(model.trainable_variables)

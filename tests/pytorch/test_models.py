@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import synthetic
 from allstep.common.recipe.weights import checksum, initial_weights
-from allstep.pytorch.models import build_model, export_weights, import_weights
+from allstep.pytorch.models import build_model, build_network, export_weights, import_weights
 
 NUM_CLASSES = 7
 IMAGE_SHAPES = [(8, 8, 1), (9, 7, 3), (6, 13, 2)]
@@ -48,3 +50,12 @@ def test_images_that_are_too_small_are_refused():
     with pytest.raises(UserError, match="6 x 6 pixels.* for --model cnn, received 6 x 5"):
         build_model("cnn", (6, 5, 1), NUM_CLASSES)
     build_model("mlp", (1, 1, 1), 2)
+
+
+def test_another_default_type_is_refused():
+    try:
+        torch.set_default_dtype(torch.float64)
+        with pytest.raises(UserError, match=r"expected float32 as the default type .* mlp, received torch.float64"):
+            build_network(TrainConfig(model="mlp"), synthetic.load(TrainConfig().data))
+    finally:
+        torch.set_default_dtype(torch.float32)

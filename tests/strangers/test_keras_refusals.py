@@ -6,8 +6,10 @@ from functools import partial
 
 import keras
 import pytest
+import tensorflow as tf
 from keras import layers
 from stranger_keras_networks import (
+    LABELS,
     RATE,
     SERIES,
     VECTORS,
@@ -34,6 +36,7 @@ from stranger_keras_networks import (
 )
 
 from allstep.common.base.errors import UserError
+from allstep.tensorflow.session import Session
 
 
 class OwnStep(Custom):
@@ -63,6 +66,16 @@ def ended(end):
     return keras.Model(inputs, end(layers.Dense(3)(inputs)))
 
 
+def under_policy(policy):
+    keras.config.set_dtype_policy(policy)
+    return Custom()
+
+
+def under_strategy():
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        return ended(layers.Dense(3))
+
+
 PASSES = {"accumulate_steps": 2}
 REFUSED = {
     "own train_step": (OwnStep, {}, "with the train_step of Keras from --model .* received OwnStep with its own"),
@@ -71,6 +84,7 @@ REFUSED = {
     "stateful": (Stateful, {}, "received lstm.*, which takes its state from the batch before; leave stateful=True out"),
     "float16": (lambda: in_layers_of("mixed_float16"), {}, "gradients vanish without a loss scale; give --precision"),
     "built before --precision": (Custom, {"precision": "bf16"}, "compute in bfloat16; give a function that builds it"),
+    "strategy": (under_strategy, {}, "received one in the scope of MirroredStrategy; leave the scope out"),
     "float8": (float8, {}, "has .*scale, a scale of float8, which is no weight; leave float8 out"),
     "masked outputs": (lambda: stacked(VECTORS, layers.Masking()), {}, "ends in a mask of its outputs"),
     "no gradient": (lambda: ended(lambda y: keras.ops.one_hot(keras.ops.argmax(y, -1), 3)), {}, "without a gradient"),
@@ -106,6 +120,25 @@ def test_refused_before_the_first_step(name):
     samples = SERIES if build is Stateful else VECTORS
     with pytest.raises(UserError, match=line):
         trained(samples, build, **flags)
+
+
+def test_what_a_program_sets_for_all_of_keras_is_refused():
+    data = VECTORS, LABELS
+    try:
+        for policy, precision in (("mixed_float16", "float32"), ("float32", "bf16")):
+            with pytest.raises(UserError, match=rf"policy \S+, which --precision sets, received {policy}; leave"):
+                Session(lambda *_: under_policy(policy), data, data, precision=precision).fit()  # noqa: B023
+            assert keras.config.dtype_policy().name == "float32"
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        with pytest.raises(UserError, match="to have the policy float32, .* received mixed_bfloat16; leave it to"):
+            Session(Custom(), data, data).fit()
+        keras.config.set_dtype_policy("float32")
+        tf.config.run_functions_eagerly(True)
+        with pytest.raises(UserError, match="expected TensorFlow to run functions as graphs, received run_functions"):
+            Session(Custom(), data, data).fit()
+    finally:
+        keras.config.set_dtype_policy("float32")
+        tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.parametrize(
