@@ -35,7 +35,7 @@ from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.checkpoint.state import Progress
 from allstep.common.cli.command_line import parse, parse_beside
-from allstep.common.files.disk import try_file
+from allstep.common.files.disk import named_by_user, try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.requirements import need
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -84,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags, given = parse_beside(parser, argv)
     trained = open_trained(flags.run, flags.checkpoint)
     framework = _framework(flags, trained)
-    target = flags.output or flags.run / "export" / f"model{FORMATS[flags.to].suffix}"
+    default = flags.run / "export" / f"model{FORMATS[flags.to].suffix}"
+    target = named_by_user(flags.output) if flags.output else default
     _check(flags, trained, framework, target)
     config = parse(tuple(STRATEGIES[framework]), ALONE, words_for(trained, ["--strategy", "single", *given]))
     dataset = _dataset(config, trained)

@@ -73,6 +73,14 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def named_by_user(path: Path) -> Path:
+    """Return the file that a path on a command line names: writing it leaves a link, as programs do that open it.
+
+    Paths inside of a run's folder are not followed, since it may be a stranger's, with links to the user's files.
+    """
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def try_file(path: Path) -> None:
     """Try to write in the folder of the file `path`; refuse a path such as /dev/null, which must not be replaced.
 

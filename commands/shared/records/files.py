@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import nonempty_path
 from allstep.common.files import strict_json
-from allstep.common.files.disk import try_file, write_atomically
+from allstep.common.files.disk import named_by_user, try_file, write_atomically
 from allstep.common.files.records import from_json, to_json
 from allstep.common.files.regular_file import read_regular
 from allstep.common.files.schema import Mismatch, brief
@@ -91,7 +91,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 def output_file(text: str) -> Path:
     """Convert a flag to a path for results, and check that it can be written before anything is measured."""
-    path = nonempty_path(text)
+    path = named_by_user(nonempty_path(text))
     try:
         try_file(path)
     except OSError as error:

@@ -69,3 +69,13 @@ def test_every_field_is_looked_at(name, tmp_path):
 def write(folder: Path, content: object) -> Path:
     (folder / "result.json").write_text(json.dumps(content))
     return folder / "result.json"
+
+
+def test_output_through_a_link_leaves_the_link(tmp_path):
+    (tmp_path / "real.json").write_text("before")
+    for name, target in (("link", "real.json"), ("broken", "new.json"), ("second", "link")):
+        (tmp_path / name).symlink_to(target)
+        with files.written_whole(files.output_file(str(tmp_path / name))) as stream:
+            stream.write(name.encode())
+        assert (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == name
+    assert (tmp_path / "real.json").read_text() == "second"
