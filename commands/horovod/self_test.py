@@ -72,7 +72,8 @@ def run_ranks(framework: str, *, num_ranks: int, controller: str, gpu: bool, wha
     try:
         result = subprocess.run(
             [HOROVODRUN, "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", program],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | hidden,
+            # PYTHONOPTIMIZE would leave out the checks.
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONOPTIMIZE": ""} | hidden,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

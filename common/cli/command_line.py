@@ -161,7 +161,8 @@ def _registry(
         # tyro would import typeguard, a tenth of a second, to check the defaults of types that are no plain classes.
         annotated = Annotated[field.type if isinstance(field.type, type) else object, spec, described]
 
-        assert callable(written := field.helptext)  # tyro reads the source when it shows help
+        written = field.helptext  # tyro reads the source when it shows help
+        assert callable(written)
         return dataclasses.replace(field, type=annotated, helptext=lambda: " ".join((written() or "").split()))
 
     return registry

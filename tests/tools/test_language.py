@@ -238,3 +238,15 @@ def test_names_in_docstrings_and_comments_exist():
 )
 def test_the_search_for_names(name, expected):
     assert is_stale(name) == expected
+
+
+def test_asserts_assign_nothing():
+    """PYTHONOPTIMIZE leaves asserts out."""
+    sources = [path for path in texts() if path.endswith(".py") and not path.startswith("tests/")]
+    asserts = [(path, node) for path in sources for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
+    found = [
+        f"{path}:{node.lineno}"
+        for path, node in asserts
+        if any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
+    ]
+    assert asserts and not found, report(found)
