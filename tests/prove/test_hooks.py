@@ -9,11 +9,20 @@ from pathlib import Path
 import h5py
 import keras
 import pytest
+import tensorflow as tf
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
-from allstep.commands.prove.observer import files, keras_fit, pytorch, pytorch_data, pytorch_models, pytorch_optimizers
+from allstep.commands.prove.observer import (
+    files,
+    keras_fit,
+    pytorch,
+    pytorch_data,
+    pytorch_models,
+    pytorch_optimizers,
+    tf_distribute,
+)
 from allstep.commands.prove.observer import observer as observing
 from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
@@ -34,7 +43,7 @@ def observer(tmp_path, monkeypatch):
     def replace(owner, name, make):
         monkeypatch.setattr(owner, name, make(getattr(owner, name)))
 
-    for module in (files, keras_fit, observing, pytorch_data, pytorch_models, pytorch_optimizers):
+    for module in (files, keras_fit, observing, pytorch_data, pytorch_models, pytorch_optimizers, tf_distribute):
         monkeypatch.setattr(module, "replace", replace)
     monkeypatch.setattr(pytorch_optimizers, "replace_everywhere", lambda _package, *rest: replace(*rest))
     for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
@@ -186,6 +195,22 @@ def test_a_file_that_hdf5_opens_in_c(observer, tmp_path, monkeypatch):
     [write] = found
     assert isinstance(write, Write)
     assert (write.path, write.line.partition(":")[0]) == (str(path), Path(__file__).name)
+
+
+def test_files_that_tensorflow_opens_in_cpp(observer, tmp_path, monkeypatch):
+    """Oracle: the files in the folders. Only `save` names the latest checkpoint: ranks may `write` their own."""
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", found.append)
+    tf_distribute.install(observer)
+    tf.saved_model.save(tf.Module(), str(tmp_path / "model"))
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(1))
+    checkpoint.write(str(tmp_path / "own" / "rank0"))
+    checkpoint.save(str(tmp_path / "saved" / "step"))
+    tf.train.CheckpointManager(checkpoint, str(tmp_path / "kept"), 1).save()
+    writes = [one for one in found if isinstance(one, Write)]
+    written = {str(path) for path in tmp_path.glob("*/*") if path.is_file() and path.name != "fingerprint.pb"}
+    assert {one.path for one in writes} == written
+    assert {one.line.partition(":")[0] for one in writes} == {Path(__file__).name}
 
 
 class _Share(Sampler):

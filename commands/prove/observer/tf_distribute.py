@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint_management
 
 from allstep.commands.prove.observer.files import note_write
 from allstep.commands.prove.observer.guarding import Arguments, Observation
@@ -43,9 +44,14 @@ def install(observer: Observer) -> None:
 
         return observe
 
-    checkpoint = files("{}.index", "{}.data-00000-of-00001", "{}/../checkpoint")
-    replace(tf.train.Checkpoint, "_write", observer.around("files written by TensorFlow", checkpoint))
-    replace(tf.saved_model, "save", observer.around("files written by TensorFlow", files("{}/saved_model.pb")))
+    def observe_state(save_dir: str, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        note_write(observer, f"{save_dir}/checkpoint", seen)
+        yield
+
+    what, checkpoint = "files written by TensorFlow", files("{}.index", "{}.data-00000-of-00001")
+    replace(tf.train.Checkpoint, "_write", observer.around(what, checkpoint))
+    replace(checkpoint_management, "update_checkpoint_state_internal", observer.around(what, observe_state))
+    replace(tf.saved_model, "save", observer.around(what, files("{}/saved_model.pb")))
     replace(tf.distribute.MirroredStrategy, "__init__", observer.around("strategies", observe_mirrored))
     observe_workers = observer.while_waiting("MultiWorkerMirroredStrategy", note_workers)
     replace(tf.distribute.MultiWorkerMirroredStrategy, "__init__", observer.around("strategies", observe_workers))
