@@ -125,6 +125,25 @@ def test_losses_and_gradients_are_those_without_a_scaler(records):
         assert one.gradients[0].local == one.gradients[0].applied
 
 
+@pytest.mark.parametrize("num_tasks", [0, 1, 3])
+def test_gradients_that_a_script_asks_for_count_if_it_sets_them(num_tasks, records):
+    """An inner loop (MAML) asks for others between backward passes that add up. Oracle: what the optimizer applies."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(num_tasks):
+            [inner] = torch.autograd.grad(weight.pow(3).sum(), [weight], create_graph=True)
+            (weight - 0.1 * inner).pow(2).sum().backward()
+        if not num_tasks:
+            [weight.grad] = torch.autograd.grad(weight.pow(3).sum(), [weight])
+        optimizer.step()
+    steps = [one for one in records if isinstance(one, Step)]
+    assert len(steps) == 2
+    for step in steps:
+        assert step.gradients[0].local == pytest.approx(step.gradients[0].applied)
+
+
 def test_weights_of_two_models_in_one_optimizer_have_names_of_their_own(records):
     models = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizer = torch.optim.SGD([one for model in models for one in model.parameters()], lr=0.1)

@@ -54,6 +54,8 @@ class Optimizers:
         self._hooked: dict[int, torch.Tensor] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._local: dict[int, Projections | None] = {}
+        self._from_backward: set[int] = set()
+        self.is_asked = False  # for gradients that do not add up in .grad
         self._unclipped: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
         self._origins: dict[int, int] = {}  # by parameter
@@ -78,8 +80,14 @@ class Optimizers:
         self._observer.progress.note_backward()
         self._by_gradient.clear()
         self._unclipped.pop(id(parameter), None)
+        was_backward = id(parameter) in self._from_backward
+        if self.is_asked and was_backward:
+            return  # as in an inner loop (MAML), between the passes of a step
+        if not self.is_asked:
+            self._from_backward.add(id(parameter))
         new = tuple(value / self.loss_scale for value in self._projected(gradient) or ()) or None
-        if parameter.grad is None or is_zero(parameter.grad):  # else a further pass accumulates
+        is_first = parameter.grad is None or is_zero(parameter.grad)  # else a further pass accumulates
+        if is_first or not (self.is_asked or was_backward):
             self._local[id(parameter)] = new
             return
         old = self._local.get(id(parameter), (0.0,) * len(new or ()))
@@ -263,6 +271,7 @@ class Optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._local.pop(id(parameter), None)
+                self._from_backward.discard(id(parameter))
                 self._unclipped.pop(id(parameter), None)
         self._observer.write(step)
         if step.optimizer == 1:
@@ -327,6 +336,13 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
         with observer.waiting(BACKWARD, computes=True):
             yield
 
+    def observe_grad(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        optimizers.is_asked = True
+        try:
+            yield
+        finally:
+            optimizers.is_asked = False
+
     before_clip = observer.quiet("clipping", optimizers.before_clip)
 
     def observe_clip(parameters: Any, *args: Any, **kwargs: Any) -> Generator[Arguments, Any, None]:
@@ -354,6 +370,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
     replace(torch.optim.Optimizer, "add_param_group", observer.around("optimizers", observe_group))
     replace(torch.Tensor, "register_hook", observer.around("hooks of gradients", observe_hook))
     replace(torch.Tensor, "backward", observer.around("backward passes", observe_backward))
+    replace(torch.autograd, "grad", observer.around("gradients", observe_grad))
     replace(torch.autograd, "backward", observer.around("backward passes", observe_backward))
     register_optimizer_step_pre_hook(observer.quiet("steps of optimizers", optimizers.before_step))
     register_optimizer_step_post_hook(observer.quiet("steps of optimizers", optimizers.after_step))
