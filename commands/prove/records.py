@@ -115,6 +115,8 @@ class Loop(Record):
     """Number of the data set, from 1, in the order of first loops; 0 if unknown."""
     num_workers: int = 0
     """Number of the loader's worker processes."""
+    num_epochs: int = 0
+    """Number of epochs that fit was given; 0 if unknown."""
 
 
 @dataclass(frozen=True)

@@ -227,10 +227,15 @@ _STREAM = Sampler("_InfiniteConstantSampler", False)
 
 
 @pytest.mark.parametrize(
-    ("is_cut", "sampler", "expected"),
-    [(False, None, ["samples-overlap"]), (True, None, []), (False, _STREAM, [])],  # a stream as long as on one rank
+    ("is_cut", "sampler", "num_epochs", "expected"),
+    [
+        (False, None, 4, ["samples-overlap"]),
+        (False, None, 2, []),  # epochs are divided by the ranks
+        (True, None, 4, []),
+        (False, _STREAM, 4, []),  # a stream as long as on one rank
+    ],
 )
-def test_shares_of_fit_that_overlap_in_a_whole_epoch(is_cut, sampler, expected):
+def test_shares_of_fit_that_overlap_in_a_whole_epoch(is_cut, sampler, num_epochs, expected):
     """Oracle: samples of both ranks, of which each rank has every one once, in an epoch half as long as on one rank."""
     ranks = []
     for rank in run().ranks:
@@ -240,12 +245,16 @@ def test_shares_of_fit_that_overlap_in_a_whole_epoch(is_cut, sampler, expected):
             else one
             for one in rank.records[:-1]
         ]
-        records = [replace(one, sampler=sampler) if isinstance(one, Loop) else one for one in records]
+        own = {"sampler": sampler, "num_epochs": num_epochs}
+        records = [replace(one, **own) if isinstance(one, Loop) else one for one in records]
         ranks.append(Rank((*records, LoopEnd(1, 3, is_cut), rank.records[-1])))
     alone = run(size=1, rate=0.1)
-    longer = [replace(one, num_batches=6) if isinstance(one, Loop) else one for one in alone.ranks[0].records]
-    runs = Runs(replace(alone, ranks=(Rank(tuple(longer)),)), replace(run(), ranks=tuple(ranks)))
-    assert [finding.name for finding in findings(runs)] == expected
+    longer = {"num_batches": 6, "num_epochs": 4}
+    records = [replace(one, **longer) if isinstance(one, Loop) else one for one in alone.ranks[0].records]
+    runs = Runs(replace(alone, ranks=(Rank(tuple(records)),)), replace(run(), ranks=tuple(ranks)))
+    found = findings(runs)
+    assert [finding.name for finding in found] == expected
+    assert len(perhaps(runs, found)) == (not expected)
 
 
 @pytest.mark.parametrize("draws", [(1, 0), (0, 1)])

@@ -151,17 +151,20 @@ def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     num_common = max(map(_num_common, rows))
     is_whole = bool(num_common) or (_holds_the_same(run) and not any(loop.may_end_early for loop in first))
     common = f"{num_common} of the first {len(rows[0][0])} samples were those of another rank"
-    if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first):
-        evidence = f"an epoch has {first[0].num_batches} batches on each of {len(first)} ranks, as on one, and {common}"
-        return _overlap(evidence, first[0].line, mend(run.ranks[0]))
     draws_once = len({*rows[0][0]}) > (1 - _SOME) * len(rows[0][0])
     # A stream that is as long as on one rank may be drawn with replacement.
     whole = [row for loop in runs.first_loop_alone for row in runs.alone.ranks[0].rows(loop)] if runs.alone else []
     is_share = first[0].sampler is None or len(rows[0][0]) < (1 - _SOME) * len(whole)
-    if num_common > _SOME * len(rows[0][0]) and draws_once and is_share and _is_seen_to_its_end(run, first):
+    evidence = ""
+    if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first):
+        evidence = f"an epoch has {first[0].num_batches} batches on each of {len(first)} ranks, as on one, and {common}"
+    elif num_common > _SOME * len(rows[0][0]) and draws_once and is_share and _is_seen_to_its_end(run, first):
         evidence = f"of the samples of an epoch, {num_common} were on two ranks"
+    # As Horovod's first Keras example has it, ranks may read all samples in their share of the epochs.
+    if evidence and all(first[0].num_epochs >= one.num_epochs for one in runs.first_loop_alone):
         return _overlap(evidence, first[0].line, mend(run.ranks[0]))
-    return f"{common}; right where that is meant, else: {mend(run.ranks[0])}" if num_common else None
+    evidence = evidence or (common if num_common else "")
+    return f"{evidence}; right where that is meant, else: {mend(run.ranks[0])}" if evidence else None
 
 
 def _is_seen_to_its_end(run: Run, first: Sequence[Loop]) -> bool:

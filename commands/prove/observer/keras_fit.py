@@ -33,9 +33,10 @@ class Watch(keras.callbacks.Callback):
         self._num_batches = 0
         self._has_cut = False
         self._observer.progress.leave(self._loop)
-        loop = self._observer.begin_loop((self.params or {}).get("steps"), may_end_early=self._may_end_early)
-        self._loop = loop.number
-        self._observer.progress.enter(loop.number)
+        params = self.params or {}
+        more = {"may_end_early": self._may_end_early, "num_epochs": params.get("epochs") or 0}
+        self._loop = self._observer.begin_loop(params.get("steps"), **more).number
+        self._observer.progress.enter(self._loop)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observer.write(Waiting("a step of fit", self._observer.line(), computes=True))
