@@ -118,9 +118,10 @@ class Rank:
 
     @property
     def training_loops(self) -> list[Loop]:
-        """Loops during which the rank has stepped, in order."""
+        """Loops during which the rank has stepped, in order, after single steps by which a script builds its model."""
         trained = {step.loop for step in self.steps()}
-        return [loop for loop in self.all(Loop) if loop.number in trained]
+        loops = [loop for loop in self.all(Loop) if loop.number in trained]
+        return [*itertools.dropwhile(lambda loop: loop.num_batches == 1, loops)] or loops
 
     def indices(self, loop: Loop) -> list[int]:
         """Return the indices of the samples that a loop's loader has drawn."""

@@ -223,6 +223,17 @@ def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, exp
     assert [finding.name for finding in findings(Runs(alone, together))] == expected
 
 
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [((1, 20, 20), [2, 3]), ((20, 1), [1, 2]), ((1, 1), [1, 2]), ((1, None), [2])],
+)
+def test_single_steps_that_build_a_model_are_no_epochs(lengths, expected):
+    """Horovod's elastic Keras example begins with such a fit."""
+    loops = [Loop(number, "train.py:5", length) for number, length in enumerate(lengths, 1)]
+    rank = Rank((*loops, *(replace(STEP, number=loop.number, loop=loop.number) for loop in loops)))
+    assert [loop.number for loop in rank.training_loops] == expected
+
+
 _STREAM = Sampler("_InfiniteConstantSampler", False)
 
 
