@@ -84,8 +84,8 @@ class KerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Take the state of rank 0, which is never a rank that has just joined."""
-        broadcast_variables(self._variables(), root_rank=0)
+        """Take the state of rank 0, which is never a rank that has just joined; each rank keeps its random streams."""
+        broadcast_variables([*self.model.weights, *lasting_state(self.optimizer)], root_rank=0)
         self._save_variables()
         super().sync()
 

@@ -29,7 +29,7 @@ def guarded(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
     """Guard the `fit` of `model` that runs in the block, by changing its `arguments`."""
     given = arguments.get("callbacks")
     listed = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else _flat(given)
-    process_set = _ranks_of_fit(model, listed)
+    process_set = _ranks_of_fit(model, arguments, listed)
     with _one_step_an_execution(model, listed):
         if process_set is None:
             yield
@@ -54,13 +54,15 @@ def _flat(callbacks: Any) -> list[Any]:
     return [callback for callback in keras.tree.flatten(callbacks) if callback is not None]
 
 
-def _ranks_of_fit(model: keras.Model, callbacks: list[Any]) -> ProcessSet | None:
+def _ranks_of_fit(model: keras.Model, arguments: Mapping[str, Any], callbacks: list[Any]) -> ProcessSet | None:
     """Return the ranks that take part in this `fit`, or None if there is only this one."""
     if not hvd.is_initialized() or hvd.size() == 1:
         return None
     if any(isinstance(callback, InStep) for callback in callbacks):
         return global_process_set
-    if is_elastic():  # a step before the state is sent builds the optimizer, as Horovod's examples have it
+    # As Horovod's elastic examples have it, one step builds the optimizer before the state is sent.
+    builds = (arguments.get("steps_per_epoch"), arguments.get("epochs", 1)) == (1, 1)
+    if is_elastic() or (builds and not any(one.built for one in optimizers_of(model))):
         return None
     sets = [
         part._reduction.process_set

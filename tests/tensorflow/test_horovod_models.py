@@ -148,3 +148,13 @@ def test_what_is_each_ranks_own_is_left_alone(behaviour):
     assert mine["shared"] == other["shared"]
     for name, values in mine["own"].items():
         assert values != other["own"][name]
+
+
+def test_a_step_before_the_state_is_sent_is_not_compared(behaviour):
+    """Horovod's elastic example builds the optimizer so; each rank keeps its random stream."""
+    first, second = (rank["state_sent_after_one_step"] for rank in behaviour)
+    assert first["state"] == second["state"]
+    assert first["seed"] != second["seed"]
+    for rank in (first, second):
+        assert rank["errors"][:2] == ["no error", "no error"]
+        assert "after batch 1" in rank["errors"][2]

@@ -217,3 +217,20 @@ def a_models_own_optimizers():
         first.learning_rate = 0.05
     fit(model, broadcast())
     return {"state": values([*model.weights, *first.variables, *second.variables]), "rate": float(first.learning_rate)}
+
+
+@case
+def state_sent_after_one_step():
+    """Build the optimizer by one step before a state sends rank 0's values, as in Horovod's elastic example."""
+    keras.utils.set_random_seed(hvd.rank())
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([*layers()[:2], dropout, layers()[2]])
+    model.compile(sgd(), loss, run_eagerly=True)
+    errors = [error(fit, model, steps_per_epoch=1)]
+    hvd.elastic.KerasState(model).sync()
+    state = values([*model.weights, *model.optimizer.variables])
+    errors += [error(fit, model, steps_per_epoch=1)]
+    if hvd.rank() == 1:
+        model.weights[0].assign(model.weights[0] + 1)
+    errors += [error(fit, model, steps_per_epoch=1)]
+    return {"errors": errors, "state": state, "seed": values([dropout.seed_generator.state])}
