@@ -212,11 +212,14 @@ def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, exp
     def with_loads(right: Run, size: int, begins: tuple[int, ...]) -> Run:
         ranks = []
         for rank, begin in zip(right.ranks, begins, strict=False):
-            records = [replace(one, sampler=sampler) if isinstance(one, Loop) else one for one in rank.records[:-1]]
-            for step in range(3):
-                indices = tuple(range(begin + size * step, begin + size * (step + 1)))
-                records += [Batch(1, indices), Yielded(1, tuple(map(str, indices)))]
-            ranks.append(Rank((*records, rank.records[-1])))
+            records, left_out = [], range(4, 4 + size * (len(right.ranks) - 1))  # by several ranks, at the end
+            for one in [*rank.records, *(Forward(step, 1, True, (), None, {}, None, "") for step in left_out)]:
+                if isinstance(one, Forward):
+                    indices = tuple(range(begin + size * (one.step - 1), begin + size * one.step))
+                    records += [Batch(1, indices), Yielded(1, tuple(map(str, indices)))]
+                if not isinstance(one, Forward) or one.rows:
+                    records.append(replace(one, sampler=sampler) if isinstance(one, Loop) else one)
+            ranks.append(Rank(tuple(records)))
         return replace(right, ranks=tuple(ranks))
 
     alone, together = with_loads(run(size=1, rate=0.1), 4, (0,)), with_loads(run(), num_loaded, begins)

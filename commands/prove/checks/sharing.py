@@ -138,8 +138,10 @@ def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:
 
 
 def _used(rank: Rank, loop: Loop) -> float:
-    """Return how many samples a model has got in a loop for each sample that was loaded."""
-    num_loaded = sum(len(one.rows) for one in rank.all(Yielded) if one.loop == loop.number)
+    """Return how many samples a model has got in a loop for each sample that was loaded, up to the last call."""
+    calls = [index for index in rank.training_calls if vars(rank.records[index])["loop"] == loop.number]
+    before = rank.records[: max(calls, default=0)]
+    num_loaded = sum(len(one.rows) for one in before if isinstance(one, Yielded) and one.loop == loop.number)
     return len(rank.rows(loop)) / num_loaded if num_loaded else 0.0
 
 
