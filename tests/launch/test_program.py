@@ -248,6 +248,15 @@ def test_a_session_after_tensorflow_has_started(tmp_path):
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(change, said):
+    _refused(change, said)
+
+
+def test_an_autocast_around_a_session():
+    with torch.autocast("cpu", torch.bfloat16):
+        _refused({}, "no autocast around training, .* cpu; give --precision bf16")
+
+
+def _refused(change, said):
     from allstep.common.base.errors import UserError
     from allstep.pytorch import Session
 
