@@ -38,8 +38,12 @@ def start() -> None:
 
 
 def choose(item: pytest.Item) -> None:
-    """Note whether programs of the test that runs are forks, which none is without `pytest --warm`."""
+    """Note whether programs of the test that runs are forks, which none is without `pytest --warm`.
+
+    The variables go to this process, too, whose environment jobs of `commands/` give to theirs.
+    """
     _current["warm"] = item.config.getoption("--warm") and item.get_closest_marker("cold") is None
+    os.environ.update(variables())
 
 
 def variables() -> Mapping[str, str]:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -74,7 +74,7 @@ class Training(Job):
         """Return the process ids of the ranks, by rank."""
         if self._num_ranks == 1:
             return {0: self.process.pid}
-        return rank_processes(self.process.pid)
+        return rank_processes(self.left())
 
     def reported_its_end(self) -> bool:
         """Return whether the job has reported the end of its training."""
@@ -109,18 +109,20 @@ def last_step(output_dir: Path) -> int:
     return max((event.step for event in read_events(path).steps), default=0) if path.exists() else 0
 
 
-def rank_processes(launcher: int) -> dict[int, int]:
-    """Return the process ids of a job's ranks, by rank, found among the descendants of its launcher."""
+def rank_processes(pids: Iterable[int]) -> dict[int, int]:
+    """Return the process ids of a job's ranks, by rank, found among those of the job."""
     import psutil
 
+    started: dict[tuple[float, int], dict[str, str]] = {}
+    for pid in pids:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            process = psutil.Process(pid)
+            started[process.create_time(), pid] = process.environ()
     ranks: dict[int, int] = {}
-    with suppress(psutil.NoSuchProcess):  # the launcher has ended
-        for process in psutil.Process(launcher).children(recursive=True):  # parents come before their children
-            with suppress(psutil.Error):  # it has ended meanwhile
-                environ = process.environ()
-                given = [environ[name] for name in _RANK if name in environ]
-                if given:
-                    ranks.setdefault(int(given[0]), process.pid)  # a rank's children inherit its environment
+    for (_, pid), environ in sorted(started.items()):  # a rank's children, which inherit its environment, start later
+        given = [environ[name] for name in _RANK if name in environ]
+        if given:
+            ranks.setdefault(int(given[0]), pid)
     return ranks
 
 

@@ -18,7 +18,7 @@ from allstep.commands.soak.faults import END_SECONDS, KINDS, REPORTED, InjectedF
 from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
 
-pytestmark = [pytest.mark.launch, pytest.mark.cold]
+pytestmark = pytest.mark.launch
 
 STEP = 6
 FAULT_TIMEOUT = 9
@@ -36,8 +36,17 @@ LAUNCHERS = {
     "pytorch": ("horovodrun-mpi", "horovodrun-gloo", "mpirun", "torchrun"),
     "tensorflow": ("horovodrun-mpi", "horovodrun-gloo", "mpirun"),  # no strategy of TensorFlow runs under torchrun
 }
+
+
+def case(kind: str, launcher: str, framework: str, *marks: pytest.MarkDecorator) -> object:
+    """Return a case, in which a fork cannot see that its client's parent has ended."""
+    start = (pytest.mark.cold,) if kind == "SIGKILL to the launcher" else ()
+    return pytest.param(kind, launcher, framework, marks=(*start, *marks))
+
+
+QUICK_CASES = [case(*of) for of in QUICK]
 REST = [
-    full(kind, launcher, framework)
+    case(kind, launcher, framework, pytest.mark.full)
     for framework, launchers in LAUNCHERS.items()
     for launcher in launchers
     for kind in KINDS
@@ -66,7 +75,7 @@ def wait_for_a_checkpoint(output_dir) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
+@pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK_CASES, *REST])
 def test_ends_and_says_why(kind, launcher, framework, tmp_path):
     output = disturbed(kind, launcher, framework, tmp_path)
     if kind == "a rank stuck in the input":
@@ -144,6 +153,7 @@ def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.cold  # a fork does not stop with its client
 def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
     """A suspended rank, like a disconnected host, counts as lost only after more than --stall-timeout of silence."""
     with training(
@@ -158,6 +168,7 @@ def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.cold
 @pytest.mark.parametrize(("rank", "reported_by"), [(2, 0), (0, 1)])
 def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_path):
     """The kernel still accepts connections for the suspended rank, so the others would wait forever."""

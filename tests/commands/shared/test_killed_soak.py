@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from ranks import alive, environment
 
@@ -22,7 +23,8 @@ def test_nothing_outlives_a_killed_soak(tmp_path):
     with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             deadline = time.monotonic() + 60
-            while len(ranks := rank_processes(process.pid)) < 4:
+            job = psutil.Process(process.pid)
+            while len(ranks := rank_processes(one.pid for one in job.children(recursive=True))) < 4:
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
             [mark] = re.findall(rf"{VARIABLE}=(\w+)", Path(f"/proc/{ranks[0]}/environ").read_text())
