@@ -1,13 +1,14 @@
 """Start programs of PyTorch and TensorFlow as forks of a process that has imported the framework: `pytest --warm`.
 
 Most of a launch in a test is the import of a framework. `tests/warm/` has the servers and what their clients do. Tests
-with the mark `cold` start all processes anew even then: those of processes, signals, hosts and the start itself.
+with the mark `cold` start all processes anew even then: those of a rank's parent, its words in /proc and the start.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import pytest
 FOLDER = Path(__file__).parent / "warm"
 _SOCKETS = "WARM_FOLDER"
 """Variable that names the folder with the servers' sockets; programs look for them only if PYTHONPATH says so."""
+_OF_HOST = {"HOME", "PATH"}
+"""Variables that another host has set."""
 _current = {"warm": False}
 
 
@@ -58,3 +61,9 @@ def path(*others: str) -> Mapping[str, str]:
         others: the other folders that PYTHONPATH has.
     """
     return {"PYTHONPATH": os.pathsep.join([str(FOLDER), *others])}
+
+
+def exports() -> str:
+    """Return what a shell exports so that its programs find the servers although ssh passes no variables on."""
+    passed_on = {name: value for name, value in os.environ.items() if name.isidentifier() and name not in _OF_HOST}
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in passed_on.items())

@@ -18,8 +18,6 @@ from ranks import BIN, REPOSITORY, events, full, last, train
 from allstep.commands.hosts.command import launch_lines, read_hostfile
 from allstep.commands.parity import command as parity
 
-pytestmark = pytest.mark.cold
-
 TWO_SERVERS = REPOSITORY / "hostfiles" / "two-servers"
 LINES = launch_lines(read_hostfile(TWO_SERVERS))
 SERVERS = ("server1", "server2")

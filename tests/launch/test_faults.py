@@ -38,20 +38,19 @@ LAUNCHERS = {
 }
 
 
-def case(kind: str, launcher: str, framework: str, *marks: pytest.MarkDecorator) -> object:
-    """Return a case, in which a fork cannot see that its client's parent has ended."""
-    start = (pytest.mark.cold,) if kind == "SIGKILL to the launcher" else ()
-    return pytest.param(kind, launcher, framework, marks=(*start, *marks))
-
-
-QUICK_CASES = [case(*of) for of in QUICK]
 REST = [
-    case(kind, launcher, framework, pytest.mark.full)
+    (kind, launcher, framework)
     for framework, launchers in LAUNCHERS.items()
     for launcher in launchers
     for kind in KINDS
     if (kind, launcher, framework) not in QUICK
 ]
+
+
+def case(kind: str, launcher: str, framework: str, *marks: pytest.MarkDecorator) -> object:
+    """Return a case, in which a fork cannot see that its client's parent has ended."""
+    start = (pytest.mark.cold,) if kind == "SIGKILL to the launcher" else ()
+    return pytest.param(kind, launcher, framework, marks=(*start, *marks))
 
 
 def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int = 1) -> str:
@@ -75,7 +74,9 @@ def wait_for_a_checkpoint(output_dir) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK_CASES, *REST])
+@pytest.mark.parametrize(
+    ("kind", "launcher", "framework"), [*(case(*of) for of in QUICK), *(case(*of, pytest.mark.full) for of in REST)]
+)
 def test_ends_and_says_why(kind, launcher, framework, tmp_path):
     output = disturbed(kind, launcher, framework, tmp_path)
     if kind == "a rank stuck in the input":

@@ -44,7 +44,12 @@ ctypes.CDLL(None).puts(b"by a C library")
 ENDS = {"fails": "raise ValueError('lost')", "exits": "sys.exit(7)", "is killed": "os.kill(os.getpid(), 9)",
         "ends": "", "says why": "sys.exit('why')", "is interrupted": "signal.raise_signal(2)",
         "kills its group": "sys.stdout.flush(); os.killpg(os.getpgrp(), 9)"}  # fmt: skip
-IS_FORKED = "import torch, sys; print('horovod.torch' in sys.modules)"
+IS_FORKED = """
+import sys
+print("horovod.torch" in sys.modules)
+if False:
+    import torch
+"""
 
 
 def warm(*others: str, **extra: str) -> dict[str, str]:
@@ -123,24 +128,37 @@ def test_which_programs_are_forks(text, words, framework, tmp_path, monkeypatch)
         ("", {"SOME_LIBRARY": "1"}, False),
         ("nice ", {}, False),
         ("ulimit -v 100000000; ", {}, False),
-        ("unshare -n ", {}, False),
+        ("unshare --net ", {}, True),
+        ("unshare --cgroup ", {}, False),
+        ("setpriv --groups 1 ", {}, True),
         ("exec 0<&-; ", {}, False),
         ("touch tyro.py; ", {}, False),  # another module than the one that is imported
     ],
 )
 def test_a_fork_has_the_same_circumstances(start, variables, is_forked, tmp_path):
-    if start.startswith("unshare"):
-        need("unshare", root=True)
+    if start.startswith(("unshare", "setpriv")):
+        need("unshare", "setpriv", root=True)
     command = ["bash", "-c", f'{start}"$0" "$@"', sys.executable, "-c", IS_FORKED]
     result = subprocess.run(command, env={**warm(), **variables}, capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout == f"{is_forked}\n", result.stderr
+
+
+def test_a_fork_is_on_the_host_of_its_client():
+    need("unshare", "setpriv", root=True)
+    facts = "import os, socket; print(socket.gethostname(), socket.if_nameindex(), os.getpid() < 20, "
+    facts += "os.listdir('/dev/shm'), os.getgroups())" + IS_FORKED
+    host = 'hostname other; mount -t tmpfs tmpfs /dev/shm; setpriv --groups 1 "$0" "$@"; true'  # not exec
+    options = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
+    command = ["unshare", *options, "bash", "-c", host, sys.executable, "-c", facts]
+    result = subprocess.run(command, env=warm(), capture_output=True, text=True)
+    assert result.stdout == "other [(1, 'lo')] True [] [1]\nTrue\n", result.stderr
 
 
 @pytest.mark.parametrize("start, is_forked", [([], True), (["setsid", "--ctty"], False)])
 def test_no_fork_has_a_controlling_terminal(start, is_forked):
     """Ranks of mpirun write to terminals, which are not theirs."""
     ours, theirs = pty.openpty()
-    command = [*start, sys.executable, "-c", f"{IS_FORKED}; print(sys.stdout.line_buffering)"]
+    command = [*start, sys.executable, "-c", f"{IS_FORKED}print(sys.stdout.line_buffering)"]
     subprocess.run(command, env=warm(PYTHONUNBUFFERED=""), stdin=theirs, stdout=theirs, check=True)
     assert os.read(ours, 100) == b"%s\r\nTrue\r\n" % str(is_forked).encode()
     os.close(ours)

@@ -22,16 +22,21 @@ _LATER = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_"),
     *("TF_CONFIG", "NCCL_SOCKET_IFNAME", "OPAL_PREFIX", "IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE"),
     *("WARM_FOLDER", "PYTHONPATH", "PYTHONUNBUFFERED", "AWS_SECRET_ACCESS_KEY"),
-    *("PATH", "PWD", "OLDPWD", "SHLVL", "PS1", "VIRTUAL_ENV", "COLUMNS", "LINES"),
+    *("SSH_", "SHELL", "MAIL", "USER", "LOGNAME", "CUDA_VISIBLE_DEVICES"),
+    *("PATH", "PWD", "OLDPWD", "SHLVL", "PS1", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "COLUMNS", "LINES"),
     *("ENABLE_RUNTIME_UPTIME_TELEMETRY", "TF2_BEHAVIOR", "TPU_ML_", "HDF5_PLUGIN_PATH"),  # set by imports
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
 )
 """Beginnings of the names of variables that programs read when they run, not while they import a framework."""
 TRAINERS = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
 """Variables as trainers set them before they import a framework."""
-_STATUS = ("Uid:", "Gid:", "Groups:", "CapEff:", "NoNewPrivs:", "Seccomp:")
+_STATUS = ("Uid:", "Gid:", "CapEff:", "NoNewPrivs:", "Seccomp:")
 _TAKEN_OVER = ("RLIMIT_NOFILE", "RLIMIT_OFILE", "RLIMIT_CORE")
 _MAX_FILES = 250
+ENTERED = {"ipc": 0x08000000, "mnt": 0x00020000, "net": 0x40000000, "pid": 0x20000000, "uts": 0x04000000}
+"""Kinds of namespaces into which a fork follows its client, and their flags in <sched.h>."""
+_EMPTY_HOME = "/run/bed/home"
+"""Home folder of root on simulated hosts (`tests/cluster/two_hosts.sh`), where frameworks find no settings."""
 
 
 def start():
@@ -63,6 +68,8 @@ def circumstances():
     with open("/proc/self/cgroup") as group, open("/proc/self/oom_score_adj") as score:
         status += [*group, *score]
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_") and name not in _TAKEN_OVER]
+    if variables.get("HOME") == _EMPTY_HOME:
+        variables["HOME"] = "/root"
     return {
         **TRAINERS,
         **variables,
@@ -71,7 +78,7 @@ def circumstances():
         "limits": [resource.getrlimit(getattr(resource, name)) for name in limits],
         "status": status,
         "root": os.readlink("/proc/self/root"),
-        "namespaces": [os.readlink(f"/proc/self/ns/{kind}") for kind in sorted(os.listdir("/proc/self/ns"))],
+        "namespaces": [os.readlink(f"/proc/self/ns/{kind}") for kind in ("cgroup", "user")],
     }
 
 
@@ -156,6 +163,7 @@ def _become_client(folder, framework, words, others):
         "files": files,
         "cpus": sorted(os.sched_getaffinity(0)),
         "umask": mask,
+        "groups": os.getgroups(),
         "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         "ignored": [int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in _TAKEN_OVER},

@@ -20,13 +20,14 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import types
 from contextlib import suppress
 
-from warm_client import NUM_SERVERS, TRAINERS, circumstances, import_next_sitecustomize
+from warm_client import ENTERED, NUM_SERVERS, TRAINERS, circumstances, import_next_sitecustomize
 
 _MODULES = {
     "pytorch": ("torch", "torch.distributed.run", "torch._dynamo", "torch.distributed.fsdp", "horovod.torch"),
@@ -144,7 +145,7 @@ def _attend(connection, own):
     _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, files = _receive(connection)
-    if _refusal(request, own):
+    if _refusal(request, own) or not _follow(request, connection):
         connection.sendall(b"-")
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -169,6 +170,20 @@ def _attend(connection, own):
     with suppress(OSError):  # the client has been killed
         connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
     os._exit(0)
+
+
+def _follow(request, connection):
+    """Enter the client's groups and have the next fork be in its namespaces; return whether that is allowed."""
+    client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    flags = 0
+    for kind, flag in ENTERED.items():
+        if os.readlink(f"/proc/{client}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"):
+            flags |= flag
+    if request["groups"] != os.getgroups():
+        if os.geteuid():
+            return False
+        os.setgroups(request["groups"])
+    return not flags or not ctypes.CDLL(None).setns(os.pidfd_open(client), flags)
 
 
 def _receive(connection):
