@@ -21,8 +21,6 @@ from allstep.commands.soak.faults import CLEAN_SECONDS
 from allstep.commands.soak.training import training
 from allstep.common.checkpoint import load
 
-pytestmark = pytest.mark.cold
-
 SCRIPT = Path(__file__).parent / "ranks" / "elastic.py"
 FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slices", 4)
 

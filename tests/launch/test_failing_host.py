@@ -14,8 +14,6 @@ from ranks import Result, events, run
 
 from allstep.common.checkpoint import load
 
-pytestmark = pytest.mark.cold
-
 SCRIPT = Path(__file__).parent / "ranks" / "failing_host.py"
 NUM_FAILURES = 3
 NUM_STEPS = 7

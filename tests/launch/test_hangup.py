@@ -11,8 +11,6 @@ from ranks import LAUNCHERS, REPOSITORY, full
 from allstep.commands.soak.training import training
 from allstep.common.checkpoint import load
 
-pytestmark = pytest.mark.cold
-
 TRAINER = (sys.executable, str(REPOSITORY / "pytorch" / "train.py"), "--model", "mlp", "--log-every", "1")
 
 

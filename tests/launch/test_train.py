@@ -32,7 +32,6 @@ def on_digits(tmp_path_factory):
     return trained
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize(
     ("framework", "launcher"),
     [("pytorch", "alone"), ("pytorch", "horovodrun-mpi"), ("tensorflow", "horovodrun-mpi")],

@@ -19,8 +19,16 @@ NUM_SERVERS = 2
 """Servers of a framework; neighbouring ranks have different ones, as their strings must have different hashes."""
 _LATER = (
     *("ALLSTEP_", "HOROVOD_", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_NCCL_", "PYTEST_"),
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_"),
-    *("TF_CONFIG", "NCCL_SOCKET_IFNAME", "OPAL_PREFIX", "IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE"),
+    *(
+        "TF_CONFIG",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        "NCCL_SOCKET_IFNAME",
+        "OPAL_PREFIX",
+        "IPATH_NO_BACKTRACE",
+        "HFI_NO_BACKTRACE",
+    ),
     *("WARM_FOLDER", "PYTHONPATH", "PYTHONUNBUFFERED", "AWS_SECRET_ACCESS_KEY"),
     *("SSH_", "SHELL", "MAIL", "USER", "LOGNAME", "CUDA_VISIBLE_DEVICES"),
     *("PATH", "PWD", "OLDPWD", "SHLVL", "PS1", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "COLUMNS", "LINES"),

@@ -9,8 +9,6 @@ import sys
 import pytest
 from ranks import REPOSITORY, run
 
-pytestmark = pytest.mark.cold
-
 SCRIPT = REPOSITORY / "tests/tensorflow/ranks/keras_elastic.py"
 
 
