@@ -7,9 +7,11 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import warm_start
 from ranks import environment
@@ -46,6 +48,7 @@ ENDS = {"fails": "raise ValueError('lost')", "exits": "sys.exit(7)", "is killed"
         "kills its group": "sys.stdout.flush(); os.killpg(os.getpgrp(), 9)"}  # fmt: skip
 IS_FORKED = """
 import sys
+import time
 print("horovod.torch" in sys.modules)
 if False:
     import torch
@@ -196,3 +199,23 @@ def test_signals_reach_the_fork(tmp_path):
             process.send_signal(number)
             assert process.stdout.read() == ""  # the fork has ended
             assert process.wait() == status
+
+
+STOPS = [(signal.SIGSTOP, "stopped"), (signal.SIGCONT, "sleeping"), (signal.SIGSTOP, "stopped")]
+
+
+def test_a_fork_stops_with_its_client():
+    program = "import torch, os, signal; print(os.getpid()); signal.pause()"
+    command = [sys.executable, "-u", "-c", program]
+    with subprocess.Popen(command, env=warm(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        fork = psutil.Process(int(process.stdout.readline()))
+        assert fork.pid != process.pid
+        for number, state in STOPS:
+            process.send_signal(number)
+            deadline = time.monotonic() + 60
+            while fork.status() != state:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        fork.kill()
+        assert process.wait(60) == -signal.SIGKILL

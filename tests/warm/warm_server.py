@@ -51,6 +51,8 @@ _SHARED = ("numpy.random", "safetensors.numpy", "yaml", *(f"allstep.common.{name
 )))  # fmt: skip
 """Modules that ranks import only when they need them."""
 _PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 0.02
+"""Time after which a fork is stopped when its client is, or goes on when it does."""
 _imported = {}
 """Modules that the server has imported."""
 
@@ -140,25 +142,31 @@ def _end_early():
 def _attend(connection, own):
     """Start a client's program and pass on to it the signals that the client gets; return the request in the program.
 
-    If the client is killed, so is the program, with its process group.
+    If the client is killed, so is the program, with its process group; if it is stopped, so is the program.
     """
     _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, files = _receive(connection)
-    if _refusal(request, own) or not _follow(request, connection):
+    client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    handle, state = os.pidfd_open(client), os.open(f"/proc/{client}/stat", os.O_RDONLY)
+    if _refusal(request, own) or not _follow(request, client, handle):
         connection.sendall(b"-")
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     if not (pid := os.fork()):
-        connection.close()
+        for number in (connection.detach(), handle, state):
+            os.close(number)
         _prepare(request, files)
         return request
     for number in files:
         os.close(number)
     connection.sendall(b"+")
-    ended = os.pidfd_open(pid)
-    while ended not in select.select([connection, ended], [], [])[0]:
-        if signals := _received(connection):
+    ended, is_stopped = os.pidfd_open(pid), False
+    while ended not in (readable := select.select([connection, ended], [], [], _LOOK_SECONDS)[0]):
+        if connection not in readable:
+            if is_stopped != (is_stopped := _is_stopped(state)):
+                os.kill(pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)
+        elif signals := _received(connection):
             for number in signals:
                 os.kill(pid, number)
         else:
@@ -169,12 +177,20 @@ def _attend(connection, own):
     _, status = os.waitpid(pid, 0)
     with suppress(OSError):  # the client has been killed
         connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
+        if os.WIFSIGNALED(status) and _is_stopped(state):
+            signal.pidfd_send_signal(handle, os.WTERMSIG(status))
     os._exit(0)
 
 
-def _follow(request, connection):
+def _is_stopped(state):
+    """Return whether a process is stopped, by its opened file of /proc."""
+    with suppress(ProcessLookupError):
+        return os.pread(state, 1000, 0).rpartition(b") ")[2][:1] == b"T"
+    return False
+
+
+def _follow(request, client, handle):
     """Enter the client's groups and have the next fork be in its namespaces; return whether that is allowed."""
-    client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     flags = 0
     for kind, flag in ENTERED.items():
         if os.readlink(f"/proc/{client}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"):
@@ -183,7 +199,7 @@ def _follow(request, connection):
         if os.geteuid():
             return False
         os.setgroups(request["groups"])
-    return not flags or not ctypes.CDLL(None).setns(os.pidfd_open(client), flags)
+    return not flags or not ctypes.CDLL(None).setns(handle, flags)
 
 
 def _receive(connection):

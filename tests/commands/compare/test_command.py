@@ -25,8 +25,6 @@ from allstep.commands.shared.jobs import Outcome
 from allstep.commands.shared.records import files
 from allstep.common.base.errors import UserError
 
-pytestmark = pytest.mark.cold
-
 FLAGS = ("--quick", "--frameworks", "pytorch", "--strategies", "independent", "--workloads", "synthetic-weak")
 CELL = "synthetic-weak.pytorch.independent.{}.cnn.64.float32"
 
@@ -78,6 +76,7 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
         assert expected.replace("version ", "allstep-compare ") in result.stderr and "--output-dir" in result.stderr
 
 
+@pytest.mark.cold  # the processes that are stopped are found by their variables in /proc
 def test_ctrl_c_ends_jobs_that_take_turns(tmp_path):
     """Horovod's ranks are stopped outside their turn, so they do not receive signals at once."""
     what = ("--frameworks", "pytorch", "--strategies", "horovod", "--workloads", "real-weak", "--ranks", "2")
