@@ -13,8 +13,6 @@ from cluster import bed
 from ranks import REPOSITORY, events, last, run, train
 from requirements import need
 
-pytestmark = pytest.mark.cold
-
 need("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
 
 STRATEGIES = {"mpirun": "horovod", "srun": "ddp"}
