@@ -68,9 +68,9 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
     launches.watch(item)
-    warm_start.choose(item)
     try:
         with restored_environment():  # what trains in this process chooses a controller and interfaces
+            warm_start.choose(item)
             return (yield)
     finally:
         launches.watch(None)
