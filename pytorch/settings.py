@@ -87,14 +87,17 @@ class SettingsCheck(Hook):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups, self._start = optimizer.param_groups, [float(group["lr"]) for group in optimizer.param_groups]
+        self._set = self._start
 
     def on_start(self, session: TrainingRun) -> None:
-        self._check(self._start)
+        self._check(self._set)
 
     def on_step(self, session: TrainingRun) -> None:
-        self._check([session.progress.learning_rate * factor for factor in rate_factors(self._start)])
+        self._set = [session.progress.learning_rate * factor for factor in rate_factors(self._start)]
+        self._check(self._set)
 
-    on_epoch = on_step
+    def on_epoch(self, session: TrainingRun) -> None:
+        self._check(self._set)  # a resumed run may only have to end the epoch
 
     def _check(self, rates: Sequence[float]) -> None:
         if len(self._groups) != len(rates):

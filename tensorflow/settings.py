@@ -18,7 +18,7 @@ class SettingsCheck(Hook):
         self._parts = [(one.path, one) for one in (*layers_of(model), *model.variables)]
         self._trained = [part.trainable for _, part in self._parts]
         self._optimizers = parts(optimizer)
-        self._start = self._rates()
+        self._start = self._set = self._rates()
 
     def on_start(self, session: TrainingRun) -> None:
         self._check_layers()
@@ -26,15 +26,13 @@ class SettingsCheck(Hook):
 
     def on_step(self, session: TrainingRun) -> None:
         self._check_layers()
+        self._set = [session.progress.learning_rate * factor for factor in rate_factors(self._start)]
         if session.strategy.gpu is None:  # reading a number would wait for a GPU in each step
-            self._check_run_rates(session)
+            self._check_rates(self._set)
 
     def on_epoch(self, session: TrainingRun) -> None:
         self._check_layers()
-        self._check_run_rates(session)
-
-    def _check_run_rates(self, session: TrainingRun) -> None:
-        self._check_rates([session.progress.learning_rate * factor for factor in rate_factors(self._start)])
+        self._check_rates(self._set)  # a resumed run may only have to end the epoch
 
     def _check_layers(self) -> None:
         for (name, part), was_trained in zip(self._parts, self._trained, strict=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -78,3 +81,17 @@ def test_a_resumed_run_goes_on_with_them(kind, tmp_path):
 def test_what_a_step_would_undo_is_refused(line):
     with pytest.raises(UserError, match=line):
         train(REFUSED[line], torch.optim.AdamW, epochs=2)
+
+
+class EndsTheFirstEpoch(Hook):
+    def on_step(self, session) -> None:
+        if session.progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_goes_on_at_the_end_of_an_epoch(tmp_path):
+    """Its first moment is then that of the epoch, before any step has set a learning rate."""
+    flags = {"optimizer": "sgd", "base_lr": 0.1, "global_batch_size": 8, "output_dir": str(tmp_path), "epochs": 2}
+    Session(nn.Linear(6, 3), (X, Y), (X, Y), hooks=[EndsTheFirstEpoch()], **flags).fit()
+    history = Session(nn.Linear(6, 3), (X, Y), (X, Y), hooks=[Hook()], resume="latest", **flags).fit()
+    assert [epoch["epoch"] for epoch in history] == [1, 2]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import keras
 import numpy as np
 import pytest
@@ -49,3 +52,18 @@ def test_what_a_traced_step_would_not_see_is_refused(moment, change, line):
     hooks = [Changes(moment, lambda: change(model, optimizer))]
     with pytest.raises(UserError, match=line):
         Session(model, (X, Y), (X, Y), optimizer=optimizer, hooks=hooks, epochs=2, global_batch_size=8).fit()
+
+
+class EndsTheFirstEpoch(Hook):
+    def on_step(self, session) -> None:
+        if session.progress.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_goes_on_at_the_end_of_an_epoch(tmp_path):
+    """Its first moment is then that of the epoch, before any step has set a learning rate."""
+    flags = {"optimizer": "sgd", "base_lr": 0.1, "global_batch_size": 8, "output_dir": str(tmp_path), "epochs": 2}
+    models = [keras.Sequential([layers.Input((5,)), layers.Dense(3)]) for _ in range(2)]
+    Session(models[0], (X, Y), (X, Y), hooks=[EndsTheFirstEpoch()], **flags).fit()
+    history = Session(models[1], (X, Y), (X, Y), hooks=[Hook()], resume="latest", **flags).fit()
+    assert [epoch["epoch"] for epoch in history] == [1, 2]

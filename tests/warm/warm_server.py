@@ -148,7 +148,10 @@ def _attend(connection, own):
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, files = _receive(connection)
     client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    handle, state = os.pidfd_open(client), os.open(f"/proc/{client}/stat", os.O_RDONLY)
+    try:
+        handle, state = os.pidfd_open(client), os.open(f"/proc/{client}/stat", os.O_RDONLY)
+    except OSError:  # it has been killed
+        os._exit(0)
     if _refusal(request, own) or not _follow(request, client, handle):
         connection.sendall(b"-")
         os._exit(0)
