@@ -38,7 +38,8 @@ def observe(tmp_path_factory) -> Iterator[Callable[[Path, str, int], Run]]:
 
     def variables(settings: Settings) -> dict[str, str]:
         observed = environment(settings)
-        return {**observed, **warm_start.path(observed["PYTHONPATH"])}
+        others = [one for one in observed["PYTHONPATH"].split(os.pathsep) if one != str(warm_start.FOLDER)]
+        return {**observed, **warm_start.path(*others)}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "environment", variables)
