@@ -25,7 +25,10 @@ SCRIPT = Path(__file__).parent / "ranks" / "elastic.py"
 FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slices", 4)
 
 
-@pytest.fixture(scope="module", params=["pytorch", full("tensorflow")])
+_TENSORFLOW = pytest.param("tensorflow", marks=[pytest.mark.full, pytest.mark.cold])
+
+
+@pytest.fixture(scope="module", params=["pytorch", _TENSORFLOW])
 def job(request, tmp_path_factory) -> tuple[str, Path, Result, list]:
     """Run the job; return the framework, the output directory, the result, and processes that are left."""
     directory = tmp_path_factory.mktemp("elastic")
