@@ -1,5 +1,6 @@
 """Check that each rank reads its own share of the data set, rather than all of it in its own order."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -67,7 +68,7 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     are_shares = all(one.num_replicas for one in samplers)
     is_same_data = are_shares or _has_same_data(runs.together)
     repeated = {*indices[0]} & {*indices[1]}
-    if _fill_last_batches(runs.together, first):
+    if _fill_last_batches(runs.together, first, indices):
         return None
     if is_same_data and len(repeated) > _SOME * len(indices[0]):
         is_certain = is_certain or are_shares
@@ -96,17 +97,16 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
 
 
-def _fill_last_batches(run: Run, first: Sequence[Loop]) -> bool:
+def _fill_last_batches(run: Run, first: Sequence[Loop], indices: Sequence[Sequence[int]]) -> bool:
     """Return whether ranks draw each sample once, but for some that fill the last batches, as Accelerate does."""
-    batches = [
-        [one.indices for one in rank.all(Batch) if one.loop == loop.number]
-        for rank, loop in zip(run.ranks, first, strict=True)
-    ]
-    drawn = Counter(index for own in batches for batch in own for index in batch)
-    num_spare, num_samples = drawn.total() - len(drawn), first[0].num_samples
-    if num_samples is None or len(drawn) != num_samples or any(sum(map(len, own)) >= num_samples for own in batches):
+    drawn, num_samples = Counter(itertools.chain(*indices)), first[0].num_samples
+    if num_samples is None or len(drawn) != num_samples or max(map(len, indices)) >= num_samples:
         return False
-    return num_spare < sum(len(own[0]) for own in batches)
+    global_batch_size = sum(
+        next((len(one.indices) for one in rank.all(Batch) if one.loop == loop.number), 0)
+        for rank, loop in zip(run.ranks, first, strict=True)
+    )
+    return drawn.total() - num_samples < global_batch_size
 
 
 def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:

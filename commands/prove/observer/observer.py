@@ -33,7 +33,7 @@ from allstep.commands.prove.records import (
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
-_FOLDER = Path(__file__).parent
+_FOLDER = os.path.dirname(__file__)
 _FAILURE_SECONDS = 2.0
 """Delay of a failed rank's exit, upon which the launcher kills the others, so that these can record the same step."""
 
@@ -128,7 +128,7 @@ class Observer:
     def is_by_library(self) -> bool:
         """Return whether a library calls what is observed, rather than the script itself."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and Path(frame.f_code.co_filename).parent == _FOLDER:
+        while frame is not None and os.path.dirname(frame.f_code.co_filename) == _FOLDER:
             frame = frame.f_back
         return frame is not None and "site-packages" in frame.f_code.co_filename
 

@@ -29,7 +29,6 @@ class Models:
         self._wrappers = wrappers
         self._depth = threading.local()
         self._called: list[torch.nn.Module] = []
-        self._caller = ""  # file that calls the outermost model
         self._num_calls: dict[int, int] = {}  # by model
         self._last_looks: dict[int, int] = {}  # steps, by model
         self._weights = observer.quiet("weights of models that are called without gradients", self._digest_of, "")
@@ -62,7 +61,6 @@ class Models:
             if not has_weights(module):
                 return (observed_loss if module._buffers and self._called else call)(module, *args, **kwargs)
             self._depth.is_inside = True
-            self._caller = sys._getframe(1).f_code.co_filename
             try:
                 return observed(module, *args, **kwargs)
             finally:
@@ -74,7 +72,7 @@ class Models:
         observer = self._observer
         if not any(module is known for known in self._called):
             self._called.append(module)
-        line, caller, before = observer.line(), self._caller, _random_state()
+        line, by_library, before = observer.line(), observer.is_by_library(), _random_state()
         earlier, step = observer.collectives.copy(), observer.progress.num_steps + 1
         rows = self._rows((args, kwargs), (line, id(module)))
         if not rows:
@@ -96,7 +94,7 @@ class Models:
                 line=line,
                 callers=observer.callers(),
                 in_eval=not module.training,
-                by_library="site-packages" in caller,
+                by_library=by_library,
                 collectives=tuple(observer.collectives - earlier),
                 weights="" if is_training and _is_trained(module) else self._weights(module, step),
             )
