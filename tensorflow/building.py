@@ -15,7 +15,6 @@ from allstep.tensorflow.recompute import RecomputedBlocks
 from allstep.tensorflow.slices import Slices
 from allstep.tensorflow.state import trained_weights
 from allstep.tensorflow.step import Change, Step
-from allstep.tensorflow.strategies.reduction import Reduction
 from allstep.tensorflow.strategies.strategy import Strategy
 
 
@@ -64,8 +63,5 @@ def build_step(
         )  # fmt: skip
         step.start = slices.start
     else:
-        # One program, where no library combines gradients in between; XLA cannot cut a batch of any size into passes.
-        whole = type(reduction) is Reduction and config.parallel.accumulate_steps == 1
-        compute = strategy.compiled(step.compute) if whole else step.compute
-        step.start = strategy.compile_train_step(compute, set_learning_rate, samples)
+        step.start = strategy.compile_train_step(step.compute, set_learning_rate, samples)
     return step, one_pass

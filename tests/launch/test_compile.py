@@ -44,14 +44,13 @@ JOBS = {
     ("pytorch", "horovod"): Job(("horovod",), (*HOROVODRUN_GLOO, 2)),
     ("pytorch", "ddp"): Job(("ddp",), ("torchrun", "--nproc-per-node", 2)),
     ("pytorch", "fsdp"): Job(("fsdp",), ("torchrun", "--nproc-per-node", 2)),
-    ("tensorflow", "single"): Job(("single",), ()),
     ("tensorflow", "horovod"): Job(("horovod",), (*MPIRUN, 2)),
     ("tensorflow", "mirrored"): Job(("mirrored", "--num-devices", 2)),
     ("tensorflow", "multi-worker-mirrored"): Job(("multi-worker-mirrored",), (*HOROVODRUN_GLOO, 2)),
 }
 # Programs per network, or per layer with weights for FSDP; in TensorFlow, per device.
-PROGRAMS = {**dict.fromkeys(JOBS, NUM_SIZES), ("pytorch", "fsdp"): 4 * NUM_SIZES, ("tensorflow", "single"): 1,
-            ("tensorflow", "horovod"): 1, ("tensorflow", "mirrored"): 2, ("tensorflow", "multi-worker-mirrored"): 1}  # fmt: skip
+PROGRAMS = {**dict.fromkeys(JOBS, NUM_SIZES), ("pytorch", "fsdp"): 4 * NUM_SIZES, ("tensorflow", "horovod"): 1,
+            ("tensorflow", "mirrored"): 2, ("tensorflow", "multi-worker-mirrored"): 1}  # fmt: skip
 
 
 @functools.cache
@@ -81,13 +80,10 @@ def largest(differences: dict[int, Difference]) -> float:
 # PyTorch takes a minute to compile convolutions, so cnn is `full`.
 @pytest.mark.parametrize(
     ("framework", "strategy", "model"),
-    [
-        *(("pytorch", "horovod", "mlp"), ("tensorflow", "single", "mlp"), ("tensorflow", "horovod", "mlp")),
-        *(full(*names, "cnn") for names in JOBS),
-    ],
+    [("pytorch", "horovod", "mlp"), ("tensorflow", "horovod", "mlp"), *(full(*names, "cnn") for names in JOBS)],
 )
 def test_same_curve_as_without(framework, strategy, model, tmp_path):
-    """Train on 2 ranks or devices, or one; a step is compiled once for each batch size, and validation is not compiled."""
+    """Train on 2 ranks or devices; a step is compiled once for each batch size, and validation is not compiled."""
     curve, reported, num_programs = train_compiled(framework, model, JOBS[framework, strategy], tmp_path)
     assert largest(apart(reference(framework, model), curve)) <= BOUND
     assert num_programs == {PROGRAMS[framework, strategy]}
