@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from allstep.common.base.errors import Fault, UserError, quote, summary
+from allstep.common.base.installed import is_installed
 from allstep.common.base.terminal import note
 from allstep.common.catalog.user_modules import run_file, running
 from allstep.common.launch.placement import apparent_rank
@@ -135,7 +136,7 @@ def _imported(path: Path, flag: str) -> ModuleType:
         raise _failed(error, f"{path} to be imported", flag) from error
 
 
-_OTHERS = re.compile(rf"site-packages|^<frozen|^{re.escape(str(Path(__file__).parent))}")
+_OTHERS = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")
 """Files whose lines do not help a user."""
 
 
@@ -151,7 +152,7 @@ def _lines_of_user(error: Exception) -> Iterator[str]:
     """Yield the lines of user code in the error's stack: neither a library's nor ours."""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-        if not _OTHERS.search(file) and not module.startswith("allstep."):
+        if not _OTHERS.search(file) and not is_installed(file) and not module.startswith("allstep."):
             yield f" in line {number} of {file}"
 
 

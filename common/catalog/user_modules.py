@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from allstep.common.base.installed import is_installed
+
 _ONCE = frozenset(("allstep", "horovod", "keras", "mpi4py", "numpy", "tensorflow", "torch")) | sys.stdlib_module_names
 """Modules that stay as they are once they are imported: Python's, and packages that cannot be imported twice."""
 _LOCK = threading.RLock()
@@ -65,7 +67,7 @@ class Folder:
         while (self.root / "__init__.py").is_file():
             self.root = self.root.parent
         self.paths = [str(folder) for folder in dict.fromkeys((path, self.root))]
-        self.names = set() if {"site-packages", "dist-packages"} & set(path.parts) else _names_in(path)
+        self.names = set() if is_installed(f"{path}/") else _names_in(path)
         """Names of its modules and packages. What is installed is imported as always."""
         if self.root != path:
             self.names.add(path.relative_to(self.root).parts[0])

@@ -5,7 +5,6 @@ What is looked at is what functions of the network's classes name, and the user'
 
 import inspect
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -13,7 +12,10 @@ from typing import Any
 
 from torch import nn
 
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+from allstep.common.base.installed import is_installed
+
+_NOT_USERS = sys.stdlib_module_names | {"torch", "allstep"}
+"""Packages, wherever they are; PyTorch may be one that was built where its source is."""
 
 
 def outside_state(network: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
@@ -71,7 +73,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _is_users(module: str | None) -> bool:
-    """Return whether a module is neither installed nor of Python or this suite."""
+    """Return whether a module is neither installed nor of Python, PyTorch or this suite."""
     name = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return name != "allstep" and name not in sys.stdlib_module_names and not file.startswith(_INSTALLED)
+    return name not in _NOT_USERS and not is_installed(file)

@@ -183,10 +183,9 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
         value[...] = content
     elif isinstance(value, (list, deque, set, dict)):
         items = content if isinstance(value, set) else {key: _put_back(one) for key, one in content.items()}
+        fill, items = (value.extend, items.values()) if isinstance(value, (list, deque)) else (value.update, items)
         value.clear()
-        (value.extend if isinstance(value, (list, deque)) else value.update)(
-            items.values() if isinstance(value, (list, deque)) else items
-        )
+        fill(items)
     elif isinstance(value, tuple):
         for one in content.values():
             _put_back(one)

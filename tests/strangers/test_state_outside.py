@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 
 import numpy as np
@@ -11,6 +12,7 @@ from stranger_networks import BATCH, EPOCHS, RATE, Base, X, Y, assert_same_state
 
 from allstep.common.base.errors import UserError
 from allstep.pytorch import Session
+from allstep.pytorch.kept.outside import outside_state
 
 number, numbers, generator, iterator = 0, list[int](), np.random.default_rng(5), itertools.count()
 
@@ -108,3 +110,21 @@ def test_what_nothing_can_look_into_is_told(tmp_path, capfd):
     with pytest.raises(UserError, match="computes with something that its code alone can reach, which it changes"):
         train_twice(Iterator, tmp_path)
     assert "something that its code alone can reach in training, which checkpoints lack" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["lib/python3/dist-packages", "venv/lib/python3.12/site-packages"])
+def test_state_of_packages_is_not_a_networks(folder, tmp_path, monkeypatch):
+    """A venv may use packages of another environment, and PyTorch's variables reach Python's built-in functions."""
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "library_of_layers.py").write_text(
+        "import torch\nBUILTINS = __builtins__\n"
+        "class Layer(torch.nn.Module):\n    def forward(self, x):\n        return BUILTINS['max'](x, -x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    layer = importlib.import_module("library_of_layers").Layer
+    assert not list(outside_state(torch.nn.Sequential(layer())))
+
+
+def test_pytorch_is_not_a_networks_wherever_it_is(monkeypatch):
+    monkeypatch.setattr(torch.nn.modules.linear, "__file__", "/home/user/pytorch/torch/nn/modules/linear.py")
+    assert not list(outside_state(torch.nn.Linear(1, 1)))

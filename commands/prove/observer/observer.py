@@ -30,6 +30,7 @@ from allstep.commands.prove.records import (
     Unseen,
     Waiting,
 )
+from allstep.common.base.installed import is_installed
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
@@ -130,7 +131,7 @@ class Observer:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and os.path.dirname(frame.f_code.co_filename) == _FOLDER:
             frame = frame.f_back
-        return frame is not None and "site-packages" in frame.f_code.co_filename
+        return frame is not None and is_installed(frame.f_code.co_filename)
 
     def line_of_main(self) -> str:
         """Return `line()`, or the main thread's line if this thread runs no line of the script."""
