@@ -1,6 +1,6 @@
 """Wheels of Horovod: name and contents of a built one, and those that others have built.
 
-The version of ours is 0.28.1+allstep.65.p1a2b3c4d.torch2.14.1.tf2.21.0.mpi4.1.8.cpu: the number of the last patch, a
+The version of ours is 0.28.1+allstep.66.p1a2b3c4d.torch2.14.1.tf2.21.0.mpi4.1.8.cpu: the number of the last patch, a
 hash of the patches, options and CPU features, and what Horovod was compiled against. pip installs it only together
 with these versions; if it was forced next to other ones, importing it raises an error of one line.
 
