@@ -15,6 +15,7 @@ import os
 import stat
 from pathlib import Path
 
+from allstep.common.base.errors import UserError
 from allstep.common.base.resources import available_memory
 
 _ALWAYS_THERE = 2**20  # bytes; fewer are not worth checking
@@ -69,6 +70,32 @@ def check_memory(path: Path, size: int) -> None:
     if size > _ALWAYS_THERE and size > (left := available_memory()):
         reason = f"expected at most {left} bytes, the memory that is left, received {size}"
         raise OSError(errno.ENOMEM, reason, str(path))
+
+
+class Unchanged:
+    """File that must stay as it is while its samples are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._first = path, os.stat(path)
+
+    def check(self, descriptor: int | None = None) -> None:
+        """Compare the file with what an open descriptor reads, or else with the mapping of it that this process has.
+
+        Raises UserError if it is another one; a mapping keeps a file that was removed or replaced.
+        """
+        try:
+            now = os.stat(self._path if descriptor is None else descriptor)
+        except FileNotFoundError:
+            return
+        first = self._first
+        is_mapped = descriptor is not None or now.st_ino == first.st_ino
+        if is_mapped and (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns):
+            raise changed(self._path)
+
+
+def changed(path: str | os.PathLike) -> UserError:
+    """Return the error about a file that changed while it was read."""
+    return UserError(f"{path} has changed during training; start again with files that stay as they are")
 
 
 def _irregular(path: str | os.PathLike, mode: int) -> OSError:

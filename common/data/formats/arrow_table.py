@@ -20,7 +20,7 @@ from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import check_memory, regular
+from allstep.common.files.regular_file import Unchanged, check_memory, regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +69,9 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
     import pyarrow as pa
 
     with arrow_errors(where):
-        table = pa.concat_tables([_mapped(path) for path in paths])
+        tables = [_mapped(path) for path in paths]
+        files = MappedFiles(paths, tables)
+        table = pa.concat_tables(tables)
         names, target = choose_fields(table.column_names, config, where)
         class_names = _class_names(table.schema, target)
         columns = [table.column(name) for name in names]
@@ -78,14 +80,14 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         labels = np.concatenate(_values(_plain(table.column(target)), f"{target} of {where}", text=True))
         targets = targets_of(labels, f"the targets of {where}")
         if _is_bytes(columns[0].type):
-            images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names)
+            images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names, files)
             images.check(skip=config.skip_unreadable)
             images.fields = (*names, target)
             return images
         fields = [_values(_plain(column), f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
     if len(fields) > 1:
         fields = [[np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)]]
-    numbers = ArrowNumbers(fields[0], targets, where, class_names)
+    numbers = ArrowNumbers(fields[0], targets, where, class_names, files)
     numbers.fields = (*names, target)
     return numbers
 
@@ -184,17 +186,30 @@ def _ragged(where: str) -> UserError:
     return UserError(f"expected lists of one length in {where}, received several; give every row the same length")
 
 
+class MappedFiles:
+    """Files of a part in mapped memory, which must not change: a read beyond a shortened one ends in SIGBUS."""
+
+    def __init__(self, paths: Sequence[Path], tables: Sequence[pa.Table]) -> None:
+        self._files = [Unchanged(path) for path in paths]
+        self._ends = np.cumsum([table.num_rows for table in tables])
+
+    def check(self, indices: np.ndarray) -> None:
+        """Raise UserError if a file with one of these rows has changed."""
+        for number in set(np.searchsorted(self._ends, indices, side="right").tolist()):
+            self._files[number].check()
+
+
 class ArrowImages:
     """Column of image files; `encoded.EncodedImages` documents the methods."""
 
     fields: tuple[str, ...] = ()
 
     def __init__(
-        self, column: pa.ChunkedArray, targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()
+        self, column: pa.ChunkedArray, targets: np.ndarray, where: str, class_names: tuple[str, ...], files: MappedFiles
     ) -> None:
         import pyarrow as pa
 
-        self.labels, self.where, self.class_names = targets, where, class_names
+        self.labels, self.where, self.class_names, self.files = targets, where, class_names, files
         self.column, self.paths = column, None
         if pa.types.is_struct(column.type):
             fields = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
@@ -214,6 +229,7 @@ class ArrowImages:
         )
 
     def content(self, index: int) -> bytes:
+        self.files.check(np.array([index]))
         if (data := self.column[index].as_py()) is None:
             raise UnreadableImage("there are no bytes in it")
         return data
@@ -238,9 +254,14 @@ class ArrowNumbers:
     fields: tuple[str, ...] = ()
 
     def __init__(
-        self, chunks: Sequence[np.ndarray], targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()
+        self,
+        chunks: Sequence[np.ndarray],
+        targets: np.ndarray,
+        where: str,
+        class_names: tuple[str, ...],
+        files: MappedFiles,
     ) -> None:
-        self.chunks, self.targets, self.where, self.class_names = chunks, targets, where, class_names
+        self.chunks, self.targets, self.where, self.class_names, self.files = chunks, targets, where, class_names, files
         self.ends = np.cumsum([len(chunk) for chunk in chunks])
         self.dtype = inputs_of(chunks[0][:0], where).dtype
         self.shape = chunks[0].shape[1:]
@@ -255,6 +276,7 @@ class ArrowNumbers:
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         indices = np.asarray(indices)
+        self.files.check(indices)
         inputs = np.empty((len(indices), *self.shape), self.dtype)
         numbers = np.searchsorted(self.ends, indices, side="right")
         places = indices - np.append(0, self.ends)[numbers]

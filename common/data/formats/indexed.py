@@ -140,7 +140,7 @@ class NumbersSplit:
     def _value(self, index: int) -> np.ndarray:
         try:
             value = self.samples.value(index)
-        except Damaged as error:
+        except (Damaged, OSError) as error:
             raise UserError(
                 f"expected a sample in {self.samples.name(index)}, received a damaged one: {error}; write it again"
             ) from error

@@ -19,7 +19,7 @@ from allstep.common.data.passed_over import PassedOver
 from allstep.common.files import strict_json
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.records import from_json, to_json
-from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files.regular_file import Unchanged, read_regular, regular
 
 _NUM_AT_ONCE = 2**16
 _MAX_COUNTS_BYTES = 2**16
@@ -49,6 +49,7 @@ class SampleIndex:
     """Samples of a split, file by file."""
 
     paths: Sequence[Path]
+    files: Sequence[Unchanged]
     records: np.ndarray
     """Memory-mapped records with `file`, `offset`, `length`, `checksum` and, where samples have them, `target` and
     `token_range`."""
@@ -67,11 +68,12 @@ class SampleIndex:
     def content(self, index: int) -> bytes:
         """Return the bytes of a sample without checking them.
 
-        Raises OSError if the file cannot be read, or has become shorter.
+        Raises UserError if the file has changed; OSError if it cannot be read, or is shorter than its index says.
         """
         file, offset, length, *_ = self.records[index].item()
         # Opened for each read, since keeping thousands of files open could exceed the limit on descriptors.
         with open(self.paths[file], "rb", buffering=0, opener=regular) as stream:
+            self.files[file].check(stream.fileno())
             data = os.pread(stream.fileno(), length, offset)
         if len(data) < length:
             raise OSError(None, f"expected {length} bytes at {offset}, received {len(data)}", str(self.paths[file]))
@@ -123,7 +125,7 @@ def build_index(
 def open_index(paths: Sequence[Path], config: DataConfig) -> SampleIndex:
     """Open the index that `build_index` has written. Raises UserError if there is no index of these files."""
     target = derived(derived_file(paths, config, _SUFFIX))
-    return SampleIndex(paths, np.load(target, mmap_mode="r", allow_pickle=False))
+    return SampleIndex(paths, [Unchanged(path) for path in paths], np.load(target, mmap_mode="r", allow_pickle=False))
 
 
 def _blocks(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]]) -> Iterator[np.ndarray]:

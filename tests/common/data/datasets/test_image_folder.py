@@ -224,6 +224,17 @@ def test_an_unreadable_image_is_named_and_stops_the_run(folder, kind):
     assert "\n" not in str(caught.value)
 
 
+def test_an_image_that_has_changed_since_it_was_read_is_named(folder):
+    split, path = open_folder(folder).train, folder / "train" / "bee" / "2.png"
+    indices = np.arange(len(split))
+    split.read(indices, epoch=0)
+    path.touch()
+    split.read(indices, epoch=1)
+    save(path, colour=(0, 0, 0))
+    with pytest.raises(UserError, match=f"{path} has changed during training; start again"):
+        split.read(indices, epoch=2)
+
+
 def test_a_link_to_nowhere_is_an_unreadable_image(folder):
     (folder / "train" / "bee" / "4.png").symlink_to(folder / "nowhere.png")
     with pytest.raises(UserError, match="expected an image in .*bee/4.png, received what cannot be read as one"):

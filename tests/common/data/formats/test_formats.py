@@ -217,6 +217,31 @@ def test_an_index_is_built_once_and_anew_for_other_files(tmp_path):
     assert len(opened(f"tfrecord:{tmp_path}", tmp_path / "cache", validation_share=0.5).train) == 5
 
 
+@pytest.mark.parametrize("images", [True, False])
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("size", [0, 1])
+def test_files_that_change_during_training_are_refused_and_mapped_ones_may_go(kind, images, size, tmp_path):
+    (tmp_path / "set").mkdir()
+    WRITERS[kind](tmp_path / "set" / "train", slice(None), images=images)
+    dataset = opened(f"{kind}:{tmp_path}/set", tmp_path / "cache")
+    train, first = dataset.train, np.arange(3)
+    before, _ = train.read(first, epoch=0)
+    folder = "cache/derived" if kind == "parquet" else "set"
+    [path] = (tmp_path / folder).glob("*.arrow" if kind in ("parquet", "hf") else "*")
+    content = path.read_bytes()
+    path.rename(tmp_path / "moved")
+    if kind in ("parquet", "hf"):
+        path.write_bytes(b"other")
+        np.testing.assert_array_equal(train.read(first, epoch=0)[0], before)
+    else:
+        with pytest.raises(UserError, match=f"{path}.*No such file"):
+            train.read(first, epoch=0)
+    (tmp_path / "moved").rename(path)
+    path.write_bytes(content[: len(content) * size])
+    with pytest.raises(UserError, match=f"{path} has changed during training; start again"):
+        train.read(first, epoch=0)
+
+
 def test_npz(tmp_path):
     x, y = NUMBERS, NUMBERS[:, :2]
     np.savez_compressed(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:7], y_test=y[:7])
