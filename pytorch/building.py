@@ -67,7 +67,12 @@ def build_step(
 
 
 def build_precision(config: TrainConfig, strategy: Strategy, device: torch.device) -> Precision:
-    """Return how --precision has layers compute. Raises UserError if a program has an autocast of its own around it."""
+    """Return how --precision has layers compute.
+
+    Raises UserError if a program has an autocast of its own around it, or tensors without values by default.
+    """
+    if torch.empty(0).is_meta:
+        raise UserError("expected tensors with values, received meta as the default device of torch; leave it out")
     if torch.is_autocast_enabled(device.type):
         raise UserError(f"expected no autocast around training, received one for {device.type}; give --precision bf16")
     if config.precision == "fp16":

@@ -55,6 +55,13 @@ def check_settings(*policies: str) -> None:
         )
 
 
+def check_strategy() -> None:
+    """Refuse a strategy that a program or a file of flags has set, before the run sets that of --strategy."""
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        raise UserError(f"expected no strategy of tf.distribute, received {name}; leave it out, and give --strategy")
+
+
 def check_graphs() -> None:
     """Refuse functions that run eagerly: what a step does at its first call alone would be done in each of them."""
     if tf.config.functions_run_eagerly():

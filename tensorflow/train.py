@@ -44,7 +44,7 @@ def session(
         from allstep.common.training.same_on_ranks import agreed
         from allstep.common.training.training_run import TrainingRun
         from allstep.tensorflow.models import build_network, hooks_of, policy_of, set_initial_weights
-        from allstep.tensorflow.numerics import check_graphs, check_settings, prepare
+        from allstep.tensorflow.numerics import check_graphs, check_settings, check_strategy, prepare
         from allstep.tensorflow.optimizers import build_optimizer, check_parameters
         from allstep.tensorflow.settings import SettingsCheck
         from allstep.tensorflow.worker import Worker
@@ -64,6 +64,7 @@ def session(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     )
     check_settings(policy_of(config), "float32")
+    check_strategy()
     with strategy.scope():
         model = build_network(config, dataset, parts.model)
         flags = config.optimizer

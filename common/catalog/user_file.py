@@ -111,7 +111,7 @@ def call_often(
         return function(*arguments, **options)
     except (UserError, Fault):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() would end the run as if it had trained
         raise _failed(error, expected or f"{name_of(function)}() to return", flag) from error
 
 
@@ -132,7 +132,7 @@ def _imported(path: Path, flag: str) -> ModuleType:
         note(f"{flag} imports {path}")
     try:
         return run_file(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error, f"{path} to be imported", flag) from error
 
 
@@ -140,7 +140,7 @@ _OTHERS = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")
 """Files whose lines do not help a user."""
 
 
-def _failed(error: Exception, what: str, flag: str) -> UserError:
+def _failed(error: BaseException, what: str, flag: str) -> UserError:
     if isinstance(error, SyntaxError):
         where = f" in line {error.lineno} of {error.filename}"
     else:
@@ -148,7 +148,7 @@ def _failed(error: Exception, what: str, flag: str) -> UserError:
     return UserError(f"expected {what} for {flag}, received {quote(summary(error))}{where}; fix it")
 
 
-def _lines_of_user(error: Exception) -> Iterator[str]:
+def _lines_of_user(error: BaseException) -> Iterator[str]:
     """Yield the lines of user code in the error's stack: neither a library's nor ours."""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")

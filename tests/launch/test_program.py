@@ -256,6 +256,16 @@ def test_an_autocast_around_a_session():
         _refused({}, "no autocast around training, .* cpu; give --precision bf16")
 
 
+def test_a_default_device_without_values():
+    from allstep.common.base.errors import UserError
+    from allstep.common.config.train_config import TrainConfig
+    from allstep.pytorch.building import build_precision
+    from allstep.pytorch.strategies.single import Single
+
+    with torch.device("meta"), pytest.raises(UserError, match="received meta as the default device of torch; leave"):
+        build_precision(TrainConfig(), Single.__new__(Single), torch.device("cpu"))
+
+
 def _refused(change, said):
     from allstep.common.base.errors import UserError
     from allstep.pytorch import Session

@@ -77,6 +77,11 @@ def test_errors_name_what_was_called_and_the_users_line(folders):
     with pytest.raises(UserError, match=r"expected fails\(\) to return for --model, received ValueError: no network tod"
                                         r"ay in line 32 of .*first/mine.py; fix it"):  # fmt: skip
         user_file.call(function(folders / "first" / "mine.py", "partial"), flag="--model")
+    with pytest.raises(UserError, match=r"expected exit\(\) to return for --model, received SystemExit: 0"):
+        user_file.call(sys.exit, 0, flag="--model")
+    (folders / "first" / "quits.py").write_text("import sys\nsys.exit()\n")
+    with pytest.raises(UserError, match="received SystemExit in line 2 of .*quits.py; fix it"):
+        function(folders / "first" / "quits.py", "build")
     (folders / "first" / "broken.py").write_text("import utils\nimport absent\n")
     with pytest.raises(UserError, match="No module named 'absent'.* in line 2 of .*broken.py"):
         function(folders / "first" / "broken.py", "build")
