@@ -65,7 +65,7 @@ def read_regular(path: Path, *, maximum: int) -> bytes:
     return data
 
 
-def check_memory(path: Path, size: int) -> None:
+def check_memory(path: Path | str, size: int) -> None:
     """Check that there is memory for `size` bytes of a file. Raises OSError if there is not."""
     if size > _ALWAYS_THERE and size > (left := available_memory()):
         reason = f"expected at most {left} bytes, the memory that is left, received {size}"

@@ -15,6 +15,7 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
+from allstep.common.data.formats.labels import check_name
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
@@ -77,14 +78,16 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         columns = [table.column(name) for name in names]
         for column in (*columns, table.column(target)):
             column.validate(full=True)  # the offsets in an untrusted file may point anywhere
-        labels = np.concatenate(_values(_plain(table.column(target)), f"{target} of {where}", text=True))
+        of_target = f"{target} of {where}"
+        labels = np.concatenate(_values(_plain(table.column(target), of_target), of_target, text=True))
         targets = targets_of(labels, f"the targets of {where}")
         if _is_bytes(columns[0].type):
             images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names, files)
             images.check(skip=config.skip_unreadable)
             images.fields = (*names, target)
             return images
-        fields = [_values(_plain(column), f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
+        named = [(column, f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
+        fields = [_values(_plain(column, where), where) for column, where in named]
     if len(fields) > 1:
         fields = [[np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)]]
     numbers = ArrowNumbers(fields[0], targets, where, class_names, files)
@@ -133,13 +136,27 @@ def _is_text(kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without dictionaries (pandas' categories), and with decimal numbers as floating-point ones."""
+def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Return a column without dictionaries (pandas' categories), and with decimal numbers as floating-point ones.
+
+    Raises OSError if there is no memory for what a dictionary has once, and its rows many times.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+        kind = column.type.value_type
+        if _is_text(kind) or _is_bytes(kind):
+            lengths = (_lengths(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
+            check_memory(where, sum(length.sum().as_py() or 0 for length in lengths))
+        column = column.cast(kind)
     return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+
+
+def _lengths(column: Any) -> Any:
+    """Return the length of each text, or of each row's bytes."""
+    import pyarrow.compute as compute
+
+    return compute.call_function("binary_length", [column])
 
 
 def _values(column: pa.ChunkedArray, where: str, *, text: bool = False) -> list[np.ndarray]:
@@ -150,6 +167,9 @@ def _values(column: pa.ChunkedArray, where: str, *, text: bool = False) -> list[
     if column.null_count:
         raise UserError(f"expected a value in each row of {where}, received {column.null_count} without; fill them")
     if text and _is_text(column.type):
+        check_name(
+            max((_lengths(chunk).to_numpy().max() for chunk in column.chunks if len(chunk)), default=0) // 4, where
+        )
         return [np.asarray(column.to_pylist(), str)]
     arrays = [_array(chunk, where) for chunk in column.chunks if len(chunk)]
     shapes = {array.shape[1:] for array in arrays}
@@ -235,9 +255,7 @@ class ArrowImages:
         return data
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
-        from pyarrow.compute import call_function
-
-        return call_function("binary_length", [self.column]).fill_null(0).to_numpy()[indices]
+        return _lengths(self.column).fill_null(0).to_numpy()[indices]
 
     def name(self, index: int) -> str:
         return f"{self.where}, row {index}"

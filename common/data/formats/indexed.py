@@ -13,15 +13,13 @@ from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.files import unpack_once, unpacked
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
+from allstep.common.data.formats.labels import MAX_NAME_CHARACTERS
 from allstep.common.data.formats.parts import find_parts
 from allstep.common.data.formats.sample_index import Located, SampleIndex, build_index, open_index
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.data.passed_over import PassedOver
-
-_MAX_NAME_CHARACTERS = 200
-"""Maximum length of a class's name; longer text is taken for something else."""
 
 
 class Damaged(ValueError):
@@ -193,4 +191,4 @@ def _name_in(data: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     is_json = name.startswith(("{", "["))  # of which a part may be the class
-    return name if name.isprintable() and len(name) <= _MAX_NAME_CHARACTERS and not is_json else None
+    return name if name.isprintable() and len(name) <= MAX_NAME_CHARACTERS and not is_json else None

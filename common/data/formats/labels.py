@@ -14,6 +14,8 @@ from allstep.common.config.data_config import NUMBERS
 from allstep.common.data.datasets.base import Task
 from allstep.common.data.passed_over import tell
 
+MAX_NAME_CHARACTERS = 200
+"""Maximum length of a class's name; longer text is taken for something else."""
 _MIN_SAMPLES_A_CLASS = 2
 """Whole floating-point numbers are classes if all of 0 to the largest occur, this many times on average."""
 _SUM_TOLERANCE = 1e-3
@@ -59,6 +61,8 @@ def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
             f"expected numbers as the targets of {where}, received text such as {quote(targets[0].ravel()[0])}; give "
             "numbers, or one name of a class for each sample"
         )
+    for array in targets:
+        check_name(array.dtype.itemsize // 4, where)
     names = np.unique(np.concatenate([np.unique(array) for array in targets]))
     tell_of_many(len(names), sum(map(len, targets)), where)
 
@@ -66,6 +70,15 @@ def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
         return np.searchsorted(names, labels).astype(np.int64)
 
     return Meaning("classification", convert, len(names), tuple(names.tolist()))
+
+
+def check_name(num_characters: int, where: str) -> None:
+    """Refuse a text that is too long for the name of a class."""
+    if num_characters > MAX_NAME_CHARACTERS:
+        raise UserError(
+            f"expected names of classes of at most {MAX_NAME_CHARACTERS} characters as the targets of {where}, "
+            f"received {num_characters}; name another field"
+        )
 
 
 def tell_of_many(num_classes: int, num_samples: int, where: str) -> None:

@@ -175,3 +175,30 @@ def test_parquet_rows_of_megabytes_are_read_few_at_once(tmp_path):
     assert 12 < _rows_at_once(pyarrow.parquet.read_metadata(tmp_path / "a.parquet")) <= 16
     pyarrow.parquet.write_table(rows.drop_columns("x"), tmp_path / "a.parquet")
     assert _rows_at_once(pyarrow.parquet.read_metadata(tmp_path / "a.parquet")) == 1024
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+@pytest.mark.parametrize("field", ["x", "label"])
+def test_rows_of_a_dictionary(kind, field, tmp_path, monkeypatch):
+    few = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([bytes(2**16)]))
+    columns = {"x": pa.array(np.arange(1000.0)), "label": pa.array(np.arange(1000) % 3)}
+    columns[field] = few if field == "x" else few.cast(pa.dictionary(pa.int32(), pa.string()))
+    (tmp_path / "set").mkdir()
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pa.table(columns), tmp_path / "set" / "a.parquet")
+    else:
+        with pa.ipc.new_file(str(tmp_path / "set" / "a.arrow"), pa.table(columns).schema) as writer:
+            writer.write_table(pa.table(columns))
+    monkeypatch.setattr(regular_file, "available_memory", lambda: 2**25)
+    with pytest.raises(UserError, match=rf"received {field} of .*: expected at most 33554432 .*, received 65536000"):
+        open_data(kind, tmp_path / "set")
+
+
+def test_texts_that_are_no_names(tmp_path):
+    (tmp_path / "set").mkdir()
+    names = ["\U0001f600" * 2**18, *"b" * 9999]
+    pyarrow.parquet.write_table(pa.table({"x": np.arange(10000.0), "label": names}), tmp_path / "set" / "a.parquet")
+    np.savez(tmp_path / "a.npz", x=np.arange(9.0), y=np.array([*"b" * 8, "a" * 201]))
+    for kind, name, size in (("parquet", "set", 2**18), ("npz", "a.npz", 201)):
+        with little_memory(), pytest.raises(UserError, match=f"classes of at most 200 .*, received {size}; name anoth"):
+            open_data(kind, tmp_path / name)
