@@ -59,6 +59,9 @@ def check_one_process(name: str, placement: Placement, *, instead: str) -> None:
         )
 
 
+_LIBRARY_OF_HOROVOD = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
+
+
 def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy horovod", instead: str = "") -> None:
     """Refuse ranks from a launcher unknown to Horovod: each rank would train as the only one, or abort.
 
@@ -75,6 +78,13 @@ def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy h
             f"expected srun --mpi=pmix for {user}, received srun that says nothing to MPI; start it by that, or by "
             f"mpirun in the allocation{f', or give --strategy {instead}' if instead else ''}"
         )
+
+    for name in _LIBRARY_OF_HOROVOD:  # Gloo has no rendezvous there
+        if placement.launcher in ("mpirun", "srun") and os.environ.get(name, "").lower() == "gloo":
+            raise UserError(
+                f"expected {name} to be mpi under {named(placement)}, received gloo; unset it, or start it by "
+                "horovodrun --gloo"
+            )
 
 
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], placement: Placement) -> None:
@@ -98,8 +108,7 @@ FUSION_THRESHOLD_ON_CPU = 2**20
 def use_gloo_alone(placement: Placement) -> None:
     """Make Horovod communicate by Gloo in a process without a launcher, which has no MPI job to join."""
     if placement.launcher is None:
-        os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
-        os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+        os.environ.update(dict.fromkeys(_LIBRARY_OF_HOROVOD, "gloo"))
 
 
 def configure_horovod(placement: Placement, flags: StrategyConfig, *, on_gpu: bool) -> None:

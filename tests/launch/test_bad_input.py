@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from jobs import RAISES, broken
 from ranks import LAUNCHERS, launch
+
+from allstep.common.base.errors import UserError
+from allstep.common.cli.strategy_flags import check_launcher_of_horovod
+from allstep.common.launch.placement import ALONE
 
 # These are found before a framework is imported; `tests/mistakes` tries many more without a launcher.
 MISTAKES = {"unknown flag": ("--epoch", "3"), "unwritable output": ("--output-dir", "/proc/allstep")}
@@ -59,11 +65,14 @@ def test_single_under_a_launcher_is_refused():
     assert result.output.count("allstep: error: expected one process") == 1
 
 
-def test_launcher_and_horovod_disagree():
-    """mpirun starts two ranks, but Horovod uses Gloo without a rendezvous, so each rank would be the only one."""
-    result = launch("mpirun", 2, "pytorch/train.py", HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
-    assert result.returncode not in (0, 2)
-    assert "says 2 ranks, Horovod sees 1" in result.output
+@pytest.mark.parametrize("name", ["HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"])
+def test_launcher_and_horovod_disagree(name, monkeypatch):
+    """mpirun starts ranks, but Horovod would use Gloo without a rendezvous, or end in SIGSEGV."""
+    monkeypatch.setenv(name, "gloo")
+    for launcher in (None, "horovodrun"):
+        check_launcher_of_horovod(replace(ALONE, launcher=launcher))
+    with pytest.raises(UserError, match=f"expected {name} to be mpi under mpirun, received gloo; unset it, or start"):
+        check_launcher_of_horovod(replace(ALONE, launcher="mpirun"))
 
 
 EARLY = """
