@@ -69,6 +69,8 @@ def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> t
     losses = user_file.call_often(function, outputs.float(), targets, flag="--loss")
     if not isinstance(losses, torch.Tensor) or losses.shape[:1] not in ((), targets.shape[:1]):
         raise wrong_loss(function, getattr(losses, "shape", losses))
+    if not losses.is_floating_point():
+        raise wrong_loss(function, losses.dtype)
     return losses.mean() * len(targets)
 
 

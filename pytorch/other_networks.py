@@ -17,7 +17,7 @@ from torch import nn
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import note
 from allstep.common.catalog import user_file
-from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, unknown_name
+from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, no_gradient, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
@@ -65,6 +65,8 @@ def build_other(
         )
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
+    if isinstance(outputs, np.ndarray):
+        raise no_gradient()
     logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else np.zeros(0)
     vars(network)[TRIAL] = dataclasses.replace(pass_state(network), ends_in_softmax=are_probabilities(logits))
     check_outputs(model, outputs, dataset)

@@ -176,6 +176,11 @@ class Detached(Base):
         return super().forward(inputs).detach()
 
 
+class InNumPy(Base):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).numpy(force=True)  # pyright: ignore[reportReturnType]
+
+
 class Waves(Base):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs) * 1j
@@ -204,6 +209,7 @@ def test_what_is_told(build, passes, line, capfd):
     ("build", "passes", "line"),
     [
         (Detached, 1, "outputs that change with the network's weights, received outputs without a gradient"),
+        (InNumPy, 1, "received outputs without a gradient"),
         (Waves, 1, "expected floating-point numbers as outputs of --model .*, received torch.complex64"),
         (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
         (Series, 2, "computes the samples of a pass together"),
