@@ -302,3 +302,11 @@ class Noisy(Base):
 
 def test_noise_is_not_taken_for_samples_that_are_computed_together():
     assert not pass_state(build_other("a program", SMALL, 0, Noisy())).couples
+
+
+def test_a_loss_in_whole_numbers_is_refused():
+    def whole(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.sum().long()
+
+    with pytest.raises(UserError, match=r"expected whole\(\) of --loss to return the mean loss.* received torch.int64"):
+        Session(Base(), (X, Y), (X, Y), epochs=1, base_lr=RATE, global_batch_size=BATCH, loss=whole).fit()
