@@ -55,6 +55,8 @@ class World(Record):
     rank: int
     size: int
     line: str
+    makers: tuple[str, ...] = ()
+    """Modules that were making the process group, from the outermost to the innermost, such as accelerate.state."""
 
 
 @dataclass(frozen=True)

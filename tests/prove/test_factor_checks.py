@@ -29,6 +29,24 @@ def test_the_factor_of_the_mean(factor, expected):
     assert names(run(factor)) == expected
 
 
+def test_a_second_average_is_between_backward_and_step():
+    """An all-reduce of a logged loss comes after the step."""
+    right = run(0.5)
+    ranks = []
+    for rank in right.ranks:
+        records = list(rank.records)
+        for index in [at for at, one in enumerate(records) if isinstance(one, Step)][::-1]:
+            records[index + 1 : index + 1] = [Collective("all_reduce", "", (), "train.py:11")]
+            records[index:index] = [
+                Waiting(BACKWARD, ""),
+                Collective("all_reduce", "", (), "train.py:8"),
+                Waiting("", ""),
+            ]
+        ranks.append(Rank(tuple(records)))
+    [found] = findings(Runs(ALONE, replace(right, ranks=tuple(ranks))))
+    assert found.mend == "leave the second average out (the script's own all-reduces: train.py:8)"
+
+
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [

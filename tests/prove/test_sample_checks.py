@@ -12,7 +12,18 @@ from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.observer import samples
 from allstep.commands.prove.observer.loops import may_end_early
 from allstep.commands.prove.observer.pytorch_data import held
-from allstep.commands.prove.records import Batch, Forward, Held, Loop, LoopEnd, Resumed, Sampler, Waiting, Yielded
+from allstep.commands.prove.records import (
+    Batch,
+    Forward,
+    Held,
+    Loop,
+    LoopEnd,
+    Resumed,
+    Sampler,
+    Waiting,
+    World,
+    Yielded,
+)
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _WHOLE = Sampler("RandomSampler", True, reads_all=True)
@@ -46,6 +57,25 @@ def test_ranks_that_read_the_whole_data_set(change, expected):
     found = findings(runs)
     assert [finding.name for finding in found] == ["samples-overlap"] * (expected == "finding")
     assert len(perhaps(runs, found)) == (expected == "perhaps")
+
+
+@pytest.mark.parametrize(
+    ("makers", "expected"),
+    [
+        ((), "DataLoader(data, sampler=DistributedSampler(data, num_replicas=dist.get_world_size(), "),
+        (("accelerate.accelerator", "accelerate.state"), "accelerator.prepare(loader)"),
+        (("lightning.fabric.fabric", "lightning.fabric.strategies.ddp"), "fabric.setup_dataloaders(loader)"),
+        (("pytorch_lightning.trainer", "lightning_fabric.utilities"), "Trainer(use_distributed_sampler=True)"),
+        (("transformers.training_args", "accelerate.state"), "get_train_dataloader of Trainer"),
+        (("ignite.distributed.launcher",), "idist.auto_dataloader(data)"),
+    ],
+)
+def test_advice_in_words_of_the_library_that_makes_the_process_group(makers, expected):
+    together = _loaded(run())
+    world = World("torch.distributed", 0, 2, "", ("__main__", *makers, "torch.distributed"))
+    first = tuple(world if isinstance(one, World) else one for one in together.ranks[0].records)
+    [found] = findings(Runs(_loaded(run(size=1, rate=0.1)), replace(together, ranks=(Rank(first), together.ranks[1]))))
+    assert expected in found.mend and ("DistributedSampler" in found.mend) == (not makers)
 
 
 def test_loaders_that_draw_alike_for_models_whose_calls_show_no_samples():

@@ -1,8 +1,10 @@
 """Checks of the ranks' records: pure functions, one file for each aspect of data-parallel training."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from allstep.commands.prove.checks import cooperation, gradients, outputs, randomness, rates, samples, sharing, weights
+from allstep.commands.prove.checks.wording import in_words_of
 from allstep.commands.prove.findings import Finding
 from allstep.commands.prove.runs import Runs
 
@@ -41,7 +43,8 @@ def findings(runs: Runs) -> list[Finding]:
             found = [one for one in found if one.name != effect]
     if takes_same_steps and not any(one.name == "uneven-batches" for one in found):
         found += cooperation.check_collectives(runs)
-    return list({(one.name, one.line): one for one in reversed(found)}.values())[::-1]
+    first = {(one.name, one.line): one for one in reversed(found)}
+    return [replace(one, mend=in_words_of(runs.together, one.mend)) for one in reversed(first.values())]
 
 
 def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
@@ -54,4 +57,4 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
         lines += cooperation.may_be_uneven(runs.together)
     for check in (cooperation.may_restore_less, cooperation.may_search):
         lines += check(runs.together)
-    return [*lines, *randomness.may_be_wrong(runs, names)]
+    return [in_words_of(runs.together, one) for one in (*lines, *randomness.may_be_wrong(runs, names))]

@@ -225,10 +225,17 @@ def near(value: float, target: float) -> bool:
 
 def _second_average(rank: Rank) -> str:
     """Return the lines of collectives that the script itself calls between backward and step, in parentheses."""
-    waits = {step.line for step in rank.all(Step)}
-    lines = dict.fromkeys(one.line for one in rank.all(Collective) if one.kind in ("all_reduce", "allreduce"))
-    own = [line for line in lines if line and line not in waits]
-    return f" (the script's own all-reduces: {listed(own)})" if own else ""
+    lines: dict[str, None] = {}
+    since: dict[str, None] = {}
+    for record in rank.records:
+        if isinstance(record, Forward) or (isinstance(record, Waiting) and record.what == BACKWARD):
+            since = {}
+        elif isinstance(record, Collective) and record.kind in ("all_reduce", "allreduce") and record.line:
+            since[record.line] = None
+        elif isinstance(record, Step):
+            lines |= {line: None for line in since if line != record.line}
+            since = {}
+    return f" (the script's own all-reduces: {listed(lines)})" if lines else ""
 
 
 def equal(projections: Sequence[Projections | None]) -> bool:

@@ -46,7 +46,10 @@ def mend(rank: Rank) -> str:
         return f"DistributedSampler(data, num_replicas={size}), with this job's numbers"
     if loops and loops[0].sampler:
         return f"DataLoader(data, sampler=DistributedSampler(data, num_replicas={size}))"
-    return "give each rank its own share: data[rank::size], or dataset.shard(size, rank)"
+    other = (
+        "dataset.shard(size, rank)" if "tensorflow" in rank.library else "by seed + rank if samples are drawn at random"
+    )
+    return f"give each rank its own share: data[rank::size], or {other}"
 
 
 def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:

@@ -1,5 +1,6 @@
 """Observe torch.distributed: the process group, its collectives, DistributedDataParallel, and parallelism."""
 
+import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -52,7 +53,8 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
 
     def note_world(*_args: Any, **_kwargs: Any) -> None:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        observer.write(World("torch.distributed", rank, size, observer.line()))
+        makers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)]
+        observer.write(World("torch.distributed", rank, size, observer.line(), tuple(makers[::-1])))
 
     def observe_collective(kind: str) -> Observation:
         def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
