@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
+from prove_records import ALONE, GRADIENTS, STEP, map_steps, names, run, with_more
 
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.launching import Script
@@ -377,6 +377,22 @@ def test_shards_that_a_script_gives_to_optimizers(name):
         return {"gradients": (gradient,), "weights": {own: f"{rank}"}}
 
     assert names(map_steps(run(), change)) == []
+
+
+@pytest.mark.parametrize("weights", ["111", "11r"])
+def test_gradients_that_an_optimizer_averages_in_its_own_step(weights):
+    """Each rank steps its shard by a part of the average. Oracle: only weights then differ if they are not gathered."""
+
+    def change(rank, step):
+        gradient = Gradient("w", *[projections(GRADIENTS[rank, step.number - 1])] * 2)
+        return {"gradients": (gradient,), "weights": {"w": weights[step.number - 1].replace("r", str(rank))}}
+
+    apart = map_steps(run(), change)
+    inner = Collective("reduce_scatter_single", "", (25,), "train.py:3", callers=("train.py:3", STEP.line))
+    ranks = [[[inner, one] if isinstance(one, Step) else [one] for one in rank.records] for rank in apart.ranks]
+    together = replace(apart, ranks=tuple(Rank(tuple(sum(own, []))) for own in ranks))
+    assert names(together) == ["weights-part"] * (weights == "11r")
+    assert names(apart) == ["gradients-not-averaged"] * (weights == "11r")  # as without its reduction
 
 
 @pytest.mark.parametrize(("teacher", "expected"), [("aab", ["buffers-differ"]), ("aaa", []), ("baa", [])])

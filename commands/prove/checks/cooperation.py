@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from allstep.commands.prove.checks.gradients import unequal
+from allstep.commands.prove.checks.samples import joining
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import HostCopy, Restored, Step, World, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
@@ -167,7 +168,7 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
             "collective-left-out",
             f"{ranks(left)} left while others still called collectives",
             "; ".join(f"rank {number} ended with {error}" for number, error in errors.items()),
-            "have every rank take the same steps: equal numbers of batches, or hvd.join()",
+            f"have every rank take the same steps: equal numbers of batches, or {joining(run)}",
             next((rank.ended.line for rank in run.ranks if rank.error and rank.ended), ""),
         )
 

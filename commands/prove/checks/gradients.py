@@ -1,5 +1,7 @@
 """Check that all ranks apply the same gradients; `factors` tells whether these are the mean of what was computed."""
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -12,6 +14,7 @@ from allstep.commands.prove.records import (
     APPLIED,
     AVERAGES_WEIGHTS,
     TENSOR_PARALLEL,
+    Collective,
     EarlyChange,
     Forward,
     Sent,
@@ -38,7 +41,7 @@ def check(runs: Runs) -> Iterator[Finding]:
         if has_shards(run, optimizer):
             continue
         if apart := unequal(run.steps(optimizer)):
-            if not _averages_weights(run, optimizer):
+            if not (_averages_weights(run, optimizer) or _reduces_in_step(run.ranks[0], apart[0][0])):
                 yield _not_averaged(run, *apart)
         elif run.num_ranks > 1:
             yield from wrong_factor(runs, optimizer)
@@ -91,6 +94,18 @@ def _averages_weights(run: Run, optimizer: int) -> bool:
     weights = [[step.weights for step in steps] for steps in pairs[1:]]
     has_weights = len(pairs) > 2 and all(all(own) for own in weights)
     return rejoins(run, optimizer) or (has_weights and not any(map(differing, weights)))
+
+
+def _reduces_in_step(rank: Rank, step: Step) -> bool:
+    """Return whether an optimizer reduces tensors in its own step, as a ZeRO written by hand; then weights tell."""
+    before = itertools.takewhile(lambda one: one is not step, rank.records)
+    since: list[Collective] = []
+    for record in before:
+        if isinstance(record, Forward):
+            since = []
+        elif isinstance(record, Collective) and math.prod(record.shape) > 1:
+            since.append(record)
+    return any("reduce" in one.kind and step.line in one.callers[1:] for one in since)
 
 
 def unequal(together: Iterable[tuple[Step, ...]]) -> tuple[tuple[Step, ...], list[str]] | None:

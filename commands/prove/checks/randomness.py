@@ -31,9 +31,7 @@ def check(runs: Runs) -> Iterator[Finding]:
             "buffers-differ",
             "ranks have different values in their models that no optimizer trains: constants, or averages of weights",
             f"in the steps seen, {listed(names)} have other values on other ranks",
-            "before the first step, send rank 0's to all: hvd.broadcast_parameters(model.state_dict(), root_rank=0), "
-            "in Keras hvd.broadcast_variables(model.weights, root_rank=0); else dist.broadcast(buffer, src=0); and "
-            "change them on all ranks alike",
+            f"change them on all ranks alike; before the first step, send rank 0's to all: {_broadcast(run.library)}",
             line,
         )
     for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
@@ -176,6 +174,12 @@ def _states_of_batches(rank: Rank) -> list[tuple[str, ...]]:
     """Return the random states at the batches of the first training loop, but the first, which seeds the order."""
     first = next((loop.number for loop in rank.training_loops), None)
     return [one.random_states for one in rank.all(Yielded) if one.loop == first][1:]
+
+
+def _broadcast(library: str) -> str:
+    if library == "horovod.tensorflow":
+        return "hvd.broadcast_variables(model.weights, root_rank=0)"
+    return "hvd.broadcast_parameters(model.state_dict(), root_rank=0)" if library == "horovod" else "dist.broadcast"
 
 
 def _script_randomness(library: str) -> str:

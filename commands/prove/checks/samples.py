@@ -128,10 +128,15 @@ def _uneven(run: Run) -> Finding | None:
                 "uneven-batches",
                 "ranks have different numbers of batches: those with more wait for the others for ever",
                 f"an epoch has {listed(numbers)} batches on {ranks(range(len(numbers)))}",
-                "give all ranks the same number: DistributedSampler fills the last batch, drop_last=True, hvd.join()",
+                "give all ranks the same number: DistributedSampler fills the last batch, drop_last=True; or "
+                f"{joining(run)}",
                 together[0].line,
             )
     return None
+
+
+def joining(run: Run) -> str:
+    return "hvd.join() after the loop" if "horovod" in run.library else "with Join([model]): around the loop"
 
 
 def _loops_by_line(run: Run) -> Iterator[tuple[Loop, ...]]:

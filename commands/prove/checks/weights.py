@@ -35,8 +35,9 @@ def check(runs: Runs) -> Iterator[Finding]:
                 "optimizer-state-differs",
                 "ranks start from different states of the optimizer, so that equal gradients move weights apart",
                 f"before step 1, {listed(names)} have other values on other ranks, or are on some ranks only",
-                "after the optimizer's state is loaded: hvd.broadcast_optimizer_state(optimizer, root_rank=0); under "
-                "torch.distributed load it on every rank",
+                "hvd.broadcast_optimizer_state(optimizer, root_rank=0) after it is loaded"
+                if "horovod" in runs.together.library
+                else "load the optimizer's state on every rank",
                 first[0].line,
             )
 
