@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from allstep.commands.prove.checks import perhaps
-from allstep.commands.prove.checks.factors import factors_of
+from allstep.commands.prove.checks.factors import compares_ranks, factors_of, gradient_ratio
 from allstep.commands.prove.checks.rates import follows_losses, warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed
@@ -107,6 +107,8 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "whether the learning rate is scaled, for it rises in all steps seen"
     if (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
         yield "whether gradients are added up in place of averaged, for the script clips them"
+    if compares_ranks(runs) and gradient_ratio(runs, 1) is None:
+        yield "the scale of a loss that compares samples of all ranks"
     if run.num_optimizers > 1 or any(len(step.learning_rates) > 1 for step in rank.steps()[:1]):
         yield "whether learning rates of further optimizers, and of further groups of weights, are scaled"
     if run.has(ADASUM):

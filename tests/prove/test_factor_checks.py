@@ -174,6 +174,28 @@ def test_losses_that_compare_samples_of_all_ranks(gathers):
     assert names(together) == ["loss-scaled"] * (gathers == "no")
 
 
+@pytest.mark.parametrize(("ratio", "expected"), [(1, []), (0.5, ["loss-scaled"]), (2, ["loss-scaled"]), (0.7, [])])
+def test_gradients_of_such_losses_on_the_samples_of_one_rank(ratio, expected):
+    """Oracle: with the same weights and samples, the mean gradient is that of one rank."""
+    rows = ("a", "b")
+    sides = []
+    for side, together in ((run(size=1, rate=0.1), False), (run(rate=0.1), True)):
+        ranks = []
+        for rank in side.ranks:
+            records = []
+            for one in rank.records:
+                if isinstance(one, Forward):
+                    kept = rows[rank.number : rank.number + 1] if together else rows
+                    one = replace(one, rows=kept if one.step == 1 else one.rows, collectives=("all_gather",) * together)
+                elif isinstance(one, Step) and not together:
+                    mean = GRADIENTS[:2, one.number - 1].mean(0) / ratio
+                    one = replace(one, gradients=(Gradient("w", None, projections(mean)),))
+                records.append(one)
+            ranks.append(Rank(tuple(records)))
+        sides.append(replace(side, ranks=tuple(ranks)))
+    assert [one.name for one in findings(Runs(*sides))] == expected
+
+
 def test_the_loss_of_a_single_step_tells_nothing():
     ranks = [Rank(rank.records[:5]) for rank in map_steps(run(), lambda _, step: {"loss": 2.0}).ranks]
     assert names(replace(run(), ranks=tuple(ranks))) == []

@@ -49,6 +49,18 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     if 2 * sum(near(one / scale, factor) for one in factors) <= len(factors):
         return  # of a norm that the script clips
     first = next(run.steps(optimizer))[0]
+    ratio = gradient_ratio(runs, optimizer)
+    if ratio and near(ratio, 1):
+        return
+    if ratio and near(factor, 1) and compares_ranks(runs) and (near(ratio, size) or near(ratio, 1 / size)):
+        yield Finding(
+            "loss-scaled",
+            "a loss that compares the samples of all ranks has other gradients than on one rank",
+            f"the applied gradient is {ratio:.3g} times that of one rank with the same weights and samples",
+            "gather by torch.distributed.nn.all_gather, whose gradients reach all ranks; the wrapper does the rest",
+            first.line,
+        )
+        return
     if near(factor, size):
         ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
         share = _nearest_share(ratios, size, is_sure=len(ratios) <= 1 or _begin_alike(runs, optimizer))
@@ -91,6 +103,20 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
         )
 
 
+def gradient_ratio(runs: Runs, optimizer: int) -> float | None:
+    """Return the ratio of the first applied gradient to that of one rank with the same weights and samples, if any."""
+    if runs.alone is None or runs.alone.num_optimizers < optimizer or not _begin_alike(runs, optimizer):
+        return None
+    several, [alone] = next(runs.together.steps(optimizer)), next(runs.alone.steps(optimizer))
+    rows = {row for rank, step in zip(runs.together.ranks, several, strict=True) for row in _rows(rank, step)}
+    expected = {one.name: one.unclipped or one.applied for one in alone.gradients}
+    applied = {one.name: one.unclipped or one.applied for one in several[0].gradients}
+    if not rows or rows != _rows(runs.alone.ranks[0], alone) or expected.keys() != applied.keys():
+        return None
+    pairs = [(np.array(one), np.array(expected[name])) for name, one in applied.items() if one and expected[name]]
+    return factor_of(pairs)
+
+
 def factors_of(run: Run, optimizer: int) -> list[float]:
     """Return the factors of the mean that steps apply; those of single weights if values of others are clipped."""
     pairs = [
@@ -127,7 +153,7 @@ def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -
     If one rank trains on the same samples in its first steps, the only ratio is that on these samples. Otherwise a few
     losses are needed, since those of small batches differ by chance.
     """
-    if runs.alone is None or _has_buffers_apart(runs.together) or _compares_ranks(runs):
+    if runs.alone is None or _has_buffers_apart(runs.together) or compares_ranks(runs):
         return []
     if (ratio := _ratio_on_same_samples(runs, optimizer)) is not None:
         return [ratio]
@@ -137,7 +163,7 @@ def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -
     return ratios if len(ratios) >= _FIRST_STEPS else []
 
 
-def _compares_ranks(runs: Runs) -> bool:
+def compares_ranks(runs: Runs) -> bool:
     """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
     gathers: list[Collective] = []
     for record in runs.together.ranks[0].records:
