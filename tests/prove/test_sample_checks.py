@@ -66,7 +66,7 @@ def test_ranks_that_read_the_whole_data_set(change, expected):
         (("accelerate.accelerator", "accelerate.state"), "accelerator.prepare(loader)"),
         (("lightning.fabric.fabric", "lightning.fabric.strategies.ddp"), "fabric.setup_dataloaders(loader)"),
         (("pytorch_lightning.trainer", "lightning_fabric.utilities"), "Trainer(use_distributed_sampler=True)"),
-        (("transformers.training_args", "accelerate.state"), "get_train_dataloader of Trainer"),
+        (("transformers.training_args", "accelerate.state"), "leave get_train_dataloader to Trainer"),
         (("ignite.distributed.launcher",), "idist.auto_dataloader(data)"),
     ],
 )
@@ -110,6 +110,9 @@ def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loo
         ("for i, batch in enumerate(loader):\n    if i == 10 // size:\n        break", True),
         ("for _, batch in zip(range(10), loader):\n    step(batch)", True),
         ("trainer.fit(loader)", True),
+        ("L.Trainer(max_epochs=3).fit(loader)", False),
+        ("L.Trainer(max_epochs=3, limit_train_batches=10).fit(loader)", True),
+        ("Trainer(**options).fit(loader)", True),
     ],
 )
 def test_loops_that_may_end_early(body, expected, tmp_path):

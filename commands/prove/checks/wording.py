@@ -11,7 +11,9 @@ _PLAIN = (
     r"model = DistributedDataParallel\(model\)",
     r"dist\.all_reduce\(correct\)",
     r"if rank == 0:",
+    r"give the DistributedSampler of every rank the same seed and epoch",
 )
+_ONE_SEED = "seed_everything(seed) alike on all ranks, of which samplers take their seeds"
 _LIBRARIES = {
     "accelerate": (
         "loader = accelerator.prepare(loader)",
@@ -26,6 +28,7 @@ _LIBRARIES = {
         "model, optimizer = fabric.setup(model, optimizer)",
         "fabric.all_reduce(correct)",
         "if fabric.is_global_zero:",
+        _ONE_SEED,
     ),
     "ignite": (
         "loader = idist.auto_dataloader(data)",
@@ -40,10 +43,11 @@ _LIBRARIES = {
         "Trainer(strategy='ddp')",
         "self.log(..., sync_dist=True)",
         "if self.trainer.is_global_zero:",
+        _ONE_SEED,
     ),
     "transformers": (
-        "get_train_dataloader of Trainer, or self.accelerator.prepare(loader) in one of your own",
-        "get_eval_dataloader of Trainer, or self.accelerator.prepare(loader) in one of your own",
+        "leave get_train_dataloader to Trainer, or return self.accelerator.prepare(loader) from it",
+        "leave get_eval_dataloader to Trainer, or return self.accelerator.prepare(loader) from it",
         "model = self.accelerator.prepare(model) in Trainer",
         "self.accelerator.gather_for_metrics((predictions, labels))",
         "if self.is_world_process_zero():",

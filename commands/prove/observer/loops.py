@@ -10,6 +10,8 @@ from types import FrameType
 
 _CUTS = ("cycle", "islice", "range", "take", "zip")
 """Functions and methods that iterate over another number of elements than something has."""
+_LIMITS = {None, "limit_train_batches", "max_steps", "max_time", "overfit_batches"}
+"""Arguments of Lightning's Trainer that end training within an epoch; None are those that are not written out."""
 _ITERATES = ("FOR_ITER", "SEND", "YIELD_FROM")
 """Instructions of Python that end a loop, and nothing else, when an iterator ends."""
 
@@ -23,7 +25,7 @@ def parsed(script: str | Path) -> ast.Module:
 def may_end_early(script: str, line: int) -> bool:
     """Return whether the `for` in a line of a script may end before its loader does, or start it over.
 
-    The result is True if there is no `for`.
+    The result is True if there is no `for`, except where Lightning's Trainer has whole epochs.
     """
     endless = [node for node in ast.walk(parsed(script)) if isinstance(node, ast.While)]
     for node in ast.walk(parsed(script)):
@@ -31,7 +33,11 @@ def may_end_early(script: str, line: int) -> bool:
             called = {getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(node.iter)}
             is_inside = any(one.lineno < line <= (one.end_lineno or line) for one in endless)
             return is_inside or not called.isdisjoint(_CUTS) or any(map(_leaves, node.body))
-    return True
+    calls = [node for node in ast.walk(parsed(script)) if isinstance(node, ast.Call)]
+    names = {getattr(call.func, "attr", "") for call in calls if call.lineno <= line <= (call.end_lineno or line)}
+    trainers = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) == "Trainer"]
+    given = {one.arg for call in trainers for one in call.keywords}
+    return "fit" not in names or not given or not given.isdisjoint(_LIMITS)
 
 
 def _leaves(node: ast.AST) -> bool:
