@@ -105,9 +105,10 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
     elif warms_up(runs):
         yield "whether the learning rate is scaled, for it rises in all steps seen"
-    if (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
+    ratio = gradient_ratio(runs, 1)
+    if ratio is None and (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
         yield "whether gradients are added up in place of averaged, for the script clips them"
-    if compares_ranks(runs) and gradient_ratio(runs, 1) is None:
+    if ratio is None and compares_ranks(runs):
         yield "the scale of a loss that compares samples of all ranks"
     if run.num_optimizers > 1 or any(len(step.learning_rates) > 1 for step in rank.steps()[:1]):
         yield "whether learning rates of further optimizers, and of further groups of weights, are scaled"

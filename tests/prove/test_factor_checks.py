@@ -174,26 +174,33 @@ def test_losses_that_compare_samples_of_all_ranks(gathers):
     assert names(together) == ["loss-scaled"] * (gathers == "no")
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(1, []), (0.5, ["loss-scaled"]), (2, ["loss-scaled"]), (0.7, [])])
-def test_gradients_of_such_losses_on_the_samples_of_one_rank(ratio, expected):
-    """Oracle: with the same weights and samples, the mean gradient is that of one rank."""
-    rows = ("a", "b")
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1, ("", "")), (0.5, ("loss-scaled", "gradients-averaged-twice")), (2, ("loss-scaled", "gradients-summed"))],
+)
+@pytest.mark.parametrize("counts_tokens", [False, True])
+def test_gradients_on_the_samples_of_one_rank(ratio, expected, counts_tokens):
+    """A loss compares samples of all ranks, or the script divides by tokens. Oracle: the mean is that of one rank."""
     sides = []
     for side, together in ((run(size=1, rate=0.1), False), (run(rate=0.1), True)):
         ranks = []
         for rank in side.ranks:
             records = []
             for one in rank.records:
+                gathers = ("all_gather",) * (together and not counts_tokens)
                 if isinstance(one, Forward):
-                    kept = rows[rank.number : rank.number + 1] if together else rows
-                    one = replace(one, rows=kept if one.step == 1 else one.rows, collectives=("all_gather",) * together)
-                elif isinstance(one, Step) and not together:
-                    mean = GRADIENTS[:2, one.number - 1].mean(0) / ratio
-                    one = replace(one, gradients=(Gradient("w", None, projections(mean)),))
+                    rows = ("a", "b")[rank.number : rank.number + 1] if together else ("a", "b")
+                    one = replace(one, rows=rows if one.step == 1 else one.rows, collectives=gathers)
+                elif isinstance(one, Step):
+                    number = one.number - 1
+                    mean = GRADIENTS[:2, number].mean(0) * ((0.3, 0.5, 0.7)[number] if counts_tokens else 1)
+                    local = projections(GRADIENTS[rank.number, number]) if together else None
+                    gradient = Gradient("w", local, projections(mean if together else mean / ratio))
+                    one = replace(one, gradients=(gradient,))
                 records.append(one)
             ranks.append(Rank(tuple(records)))
         sides.append(replace(side, ranks=tuple(ranks)))
-    assert [one.name for one in findings(Runs(*sides))] == expected
+    assert [one.name for one in findings(Runs(*sides))] == [*filter(None, [expected[counts_tokens]])]
 
 
 def test_the_loss_of_a_single_step_tells_nothing():

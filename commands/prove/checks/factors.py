@@ -46,20 +46,23 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     alone = factors_of(runs.alone, optimizer) if runs.alone else []
     scale = alone[0] if alone and np.ptp(alone) <= SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
     factor, size = statistics.median(factors) / scale, run.num_ranks
-    if 2 * sum(near(one / scale, factor) for one in factors) <= len(factors):
-        return  # of a norm that the script clips
     first = next(run.steps(optimizer))[0]
     ratio = gradient_ratio(runs, optimizer)
     if ratio and near(ratio, 1):
         return
-    if ratio and near(factor, 1) and compares_ranks(runs) and (near(ratio, size) or near(ratio, 1 / size)):
+    varies = 2 * sum(near(one / scale, factor) for one in factors) <= len(factors)
+    compares = near(factor, 1) and compares_ranks(runs)
+    if ratio and (near(ratio, size) or near(ratio, 1 / size)) and (varies or compares):
         yield Finding(
-            "loss-scaled",
-            "a loss that compares the samples of all ranks has other gradients than on one rank",
+            "loss-scaled" if compares else "gradients-summed" if ratio > 1 else "gradients-averaged-twice",
+            "steps are longer or shorter by the number of ranks than those of one rank with the whole batch",
             f"the applied gradient is {ratio:.3g} times that of one rank with the same weights and samples",
-            "gather by torch.distributed.nn.all_gather, whose gradients reach all ranks; the wrapper does the rest",
+            "gather by torch.distributed.nn.all_gather, whose gradients reach all ranks; the wrapper does the rest"
+            if compares
+            else "divide by the samples, or tokens, of all ranks, and multiply by the ranks that a wrapper divides by",
             first.line,
         )
+    if varies or compares:  # of a norm that the script clips, or of numbers of tokens
         return
     if near(factor, size):
         ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
