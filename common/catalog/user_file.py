@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from allstep.common.base.errors import Fault, UserError, quote, summary
-from allstep.common.base.installed import is_installed
 from allstep.common.base.terminal import note
-from allstep.common.catalog.user_modules import run_file, running
+from allstep.common.catalog.user_modules import is_installed, run_file, running
 from allstep.common.launch.placement import apparent_rank
 
 FLAGS = ("model", "dataset", "loss")

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from allstep.common.base.installed import is_installed
-
 _ONCE = frozenset(("allstep", "horovod", "keras", "mpi4py", "numpy", "tensorflow", "torch")) | sys.stdlib_module_names
 """Modules that stay as they are once they are imported: Python's, and packages that cannot be imported twice."""
+_PACKAGES = "/site-packages/", "/dist-packages/"
+"""Folders of packages; Debian's Python has the second."""
 _LOCK = threading.RLock()
 _import = builtins.__import__
 _folders: dict[Path, Folder] = {}
@@ -57,6 +57,11 @@ def running(path: Path) -> Iterator[None]:
             yield
     finally:
         sys.argv[:] = arguments
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is of an installed package, of this environment or of another whose packages it uses."""
+    return any(folder in file for folder in _PACKAGES)
 
 
 class Folder:

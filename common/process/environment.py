@@ -1,9 +1,11 @@
-"""Environment variables of this process: a name for a user without one, and their restoration."""
+"""Environment and context variables: their restoration, and a name for a user without one."""
 
 import contextlib
 import os
 import pwd
 from collections.abc import Iterator, MutableMapping
+from contextvars import ContextVar
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -16,6 +18,16 @@ def restored_environment() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def within(variable: ContextVar, value: Any) -> Iterator[Any]:
+    """Set a context variable, which functions read that the block calls, however deeply; the block has its value."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 _VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")

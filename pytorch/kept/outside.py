@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from allstep.common.base.installed import is_installed
+from allstep.common.catalog.user_modules import is_installed
 
 _NOT_USERS = sys.stdlib_module_names | {"torch", "allstep"}
 """Packages, wherever they are; PyTorch may be one that was built where its source is."""

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from allstep.common.base.context import within
+from allstep.common.process.environment import within
 
 HandedOut = list[tuple[keras.optimizers.Optimizer, list[Any], list[Any]]]
 """Optimizers that were to apply gradients, with these gradients and their variables, in the same order."""

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from allstep.common.base.context import within
+from allstep.common.process.environment import within
 
 _COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
 _TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)

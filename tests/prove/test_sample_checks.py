@@ -67,7 +67,6 @@ def test_ranks_that_read_the_whole_data_set(change, expected):
         (("lightning.fabric.fabric", "lightning.fabric.strategies.ddp"), "fabric.setup_dataloaders(loader)"),
         (("pytorch_lightning.trainer", "lightning_fabric.utilities"), "Trainer(use_distributed_sampler=True)"),
         (("transformers.training_args", "accelerate.state"), "leave get_train_dataloader to Trainer"),
-        (("ignite.distributed.launcher",), "idist.auto_dataloader(data)"),
     ],
 )
 def test_advice_in_words_of_the_library_that_makes_the_process_group(makers, expected):

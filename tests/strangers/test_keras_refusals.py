@@ -137,9 +137,9 @@ def test_what_a_program_sets_for_all_of_keras_is_refused():
         with pytest.raises(UserError, match="expected TensorFlow to run functions as graphs, received run_functions"):
             Session(Custom(), data, data).fit()
         tf.config.run_functions_eagerly(False)
-        with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-            with pytest.raises(UserError, match=r"expected no strategy of tf.distribute, received OneDevice\S+; leave"):
-                Session(Custom(), data, data).fit()
+        refused = pytest.raises(UserError, match=r"expected no strategy of tf.distribute, received OneDevice\S+; leave")
+        with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), refused:
+            Session(Custom(), data, data).fit()
     finally:
         keras.config.set_dtype_policy("float32")
         tf.config.run_functions_eagerly(False)

@@ -30,13 +30,6 @@ _LIBRARIES = {
         "if fabric.is_global_zero:",
         _ONE_SEED,
     ),
-    "ignite": (
-        "loader = idist.auto_dataloader(data)",
-        "validation = idist.auto_dataloader(data, shuffle=False)",
-        "model = idist.auto_model(model)",
-        "idist.all_reduce(correct)",
-        "if idist.get_rank() == 0:",
-    ),
     "lightning.pytorch": (
         "Trainer(use_distributed_sampler=True), which gives each rank its share",
         "Trainer(use_distributed_sampler=True)",

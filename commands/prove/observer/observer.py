@@ -30,7 +30,7 @@ from allstep.commands.prove.records import (
     Unseen,
     Waiting,
 )
-from allstep.common.base.installed import is_installed
+from allstep.common.catalog.user_modules import is_installed
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
