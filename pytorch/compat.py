@@ -95,6 +95,14 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
 
 
+def keeps_buffers(stage: type) -> bool:
+    """Return whether a pipeline's stage has its buffers as before once it has seen what shapes its outputs have.
+
+    torch 2.9 to 2.13 run its layers on made-up inputs for that, which counts in batch norms.
+    """
+    return hasattr(stage, "_pre_metadata_inference_backup")
+
+
 def gloo_is_busy() -> bool:
     """Return whether a Gloo thread is computing or waiting for a core.
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allstep.common.base.errors import UserError, summary
-from allstep.common.base.intervals import Interval, length
 from allstep.common.base.terminal import note, warn
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files.disk import write_atomically
@@ -24,6 +23,8 @@ from allstep.common.training.hooks import Hook
 if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
+Interval = tuple[float, float]
+"""Start and end of a span of time."""
 FOLDER = "profile"
 FORMAT, VERSION = "allstep-profile", 1
 _STEP, _BETWEEN = "allstep: step", "allstep: between steps"
@@ -226,3 +227,19 @@ def patched(owner: Any, name: str, wrap: Callable[[Callable], Callable]) -> Call
     """Wrap a method of an object, and return what takes the wrapper away."""
     setattr(owner, name, wrap(getattr(owner, name)))
     return lambda: delattr(owner, name)
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Join intervals that overlap or touch; the result is sorted."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return the length of the union of intervals."""
+    return sum(end - start for start, end in union(intervals))

@@ -19,9 +19,10 @@ from safetensors.numpy import load, save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.sharding import rank_slice
-from allstep.pytorch.compat import known_arguments
+from allstep.pytorch.compat import keeps_buffers, known_arguments
 from allstep.pytorch.kept.network_state import as_bytes
 from allstep.pytorch.passes import EvalPass, ReducedPass, Scored, TrainPass
 from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives
@@ -52,6 +53,11 @@ class ModelParallel(ProcessGroup):
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         """Keep this stage's layers; of the others `network` keeps names and shapes only."""
         assert isinstance(network, torch.nn.Sequential)
+        if not keeps_buffers(PipelineStage) and (names := [name for name, _ in network.named_buffers()]):
+            raise UserError(
+                f"--strategy model-parallel needs torch 2.14 for a network with buffers such as {names[0]}, received "
+                f"{torch.__version__}: install that"
+            )
         self._broadcast_bytes(as_bytes(network))
         begin, end = self._cut(network)
         stage = network[begin:end].to(self.device)

@@ -9,7 +9,9 @@ import warnings
 import pytest
 import torch
 from ranks import REPOSITORY, launch, run
+from torch.distributed.pipelining import PipelineStage
 
+from allstep.common.base.errors import UserError
 from allstep.pytorch import compat
 from allstep.pytorch.compat import (
     BatchNorm,
@@ -22,6 +24,7 @@ from allstep.pytorch.compat import (
     without_compiler,
 )
 from allstep.pytorch.optimizers.layerwise import Lamb, Lars, NovoGrad
+from allstep.pytorch.strategies.model_parallel import ModelParallel
 
 pytestmark = pytest.mark.cold
 
@@ -139,6 +142,14 @@ def test_known_arguments():
         pass
 
     assert known_arguments(function, known=False, unknown=False) == {"known": False}
+
+
+def test_pipelines_of_older_versions_would_count_in_batch_norms(monkeypatch):
+    assert compat.keeps_buffers(PipelineStage)
+    monkeypatch.delattr(PipelineStage, "_pre_metadata_inference_backup")
+    network = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
+    with pytest.raises(UserError, match=r"needs torch 2\.14 for a network with buffers such as 1\.running_mean"):
+        object.__new__(ModelParallel).reduce(network, torch.optim.SGD(network.parameters()))
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("gloo", True), ("cuda:gloo", False), ("cpu:gloo,cuda:gloo", True)])
