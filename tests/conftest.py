@@ -1,9 +1,11 @@
 """Settings for every test process, made before anything else is imported."""
 
+import contextlib
 import gc
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 
 import gpus
 
@@ -65,11 +67,24 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@contextlib.contextmanager
+def restored_handlers() -> Iterator[None]:
+    """Handle signals as before when the block has ended: a run that was stopped ignores those that ask to stop."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
     launches.watch(item)
     try:
-        with restored_environment():  # what trains in this process chooses a controller and interfaces
+        # What trains in this process chooses a controller and interfaces.
+        with restored_handlers(), restored_environment():
             warm_start.choose(item)
             return (yield)
     finally:

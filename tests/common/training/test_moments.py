@@ -122,16 +122,8 @@ def test_a_run_that_is_asked_to_stop_and_has_nowhere_to_save_is_a_fault():
         Job(1, hooks=hooks).train()
 
 
-@pytest.fixture
-def signals_restored():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_stops_the_run_and_it_goes_on_from_there(notice, signals_restored, undisturbed, tmp_path, capsys):
+def test_a_signal_stops_the_run_and_it_goes_on_from_there(notice, undisturbed, tmp_path, capsys):
     """A real signal, by the watchdog's own threads."""
 
     def hooks(job, rank):
