@@ -33,7 +33,8 @@ def test_each_trains_as_usual_or_is_refused_in_a_line(results):
     assert len(results) >= 35 and REFUSED.keys() <= results.keys()
     usual = results["as it is"]
     for name, result in results.items():
-        printed = result["printed"].splitlines()
+        # A save that fails before the run waits for it is told, and tried again.
+        printed = [line for line in result["printed"].splitlines() if "it is tried again until" not in line]
         if name in REFUSED:
             assert result["status"] == 2 and REFUSED[name] in printed[-1], (name, result)
             assert len(printed) == 1 + len(result["losses"]), (name, result)
