@@ -154,8 +154,12 @@ def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 def _lengths(column: Any) -> Any:
     """Return the length of each text, or of each row's bytes."""
+    import pyarrow as pa
     import pyarrow.compute as compute
 
+    types = pa.types
+    if types.is_string_view(column.type) or types.is_binary_view(column.type):
+        column = column.cast(pa.large_string() if types.is_string_view(column.type) else pa.large_binary())
     return compute.call_function("binary_length", [column])
 
 
