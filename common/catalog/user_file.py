@@ -17,6 +17,7 @@ from allstep.common.base.errors import Fault, UserError, quote, summary
 from allstep.common.base.terminal import note
 from allstep.common.catalog.user_modules import is_installed, run_file, running
 from allstep.common.launch.placement import apparent_rank
+from allstep.common.process.output import EXIT_CLOSED_PIPE
 
 FLAGS = ("model", "dataset", "loss")
 """Flags that can name a function in a file."""
@@ -140,6 +141,8 @@ _OTHERS = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")
 
 
 def _failed(error: BaseException, what: str, flag: str) -> UserError:
+    if isinstance(error, SystemExit) and error.code == EXIT_CLOSED_PIPE:
+        raise error  # nobody reads what the code prints
     if isinstance(error, SyntaxError):
         where = f" in line {error.lineno} of {error.filename}"
     else:
