@@ -142,7 +142,7 @@ _OTHERS = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")
 
 def _failed(error: BaseException, what: str, flag: str) -> UserError:
     if isinstance(error, SystemExit) and error.code == EXIT_CLOSED_PIPE:
-        raise error  # nobody reads what the code prints
+        raise error  # the reader of what the code prints is gone
     if isinstance(error, SyntaxError):
         where = f" in line {error.lineno} of {error.filename}"
     else:

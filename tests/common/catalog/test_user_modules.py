@@ -79,7 +79,7 @@ def test_errors_name_what_was_called_and_the_users_line(folders):
         user_file.call(function(folders / "first" / "mine.py", "partial"), flag="--model")
     with pytest.raises(UserError, match=r"expected exit\(\) to return for --model, received SystemExit: 0"):
         user_file.call(sys.exit, 0, flag="--model")
-    with pytest.raises(SystemExit):  # of output that nobody reads
+    with pytest.raises(SystemExit):  # of output whose reader is gone
         user_file.call(sys.exit, 141, flag="--model")
     (folders / "first" / "quits.py").write_text("import sys\nsys.exit()\n")
     with pytest.raises(UserError, match="received SystemExit in line 2 of .*quits.py; fix it"):
