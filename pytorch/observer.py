@@ -88,7 +88,7 @@ class GradientSquares(Observer):
 
     def see_averages(self) -> None:
         if self._measures:
-            self._average = _square([torch.linalg.vector_norm(one) for one in local_gradients(self._parameters)])
+            self._average = _square([_norm(one) for one in local_gradients(self._parameters)])
 
     def numbers(self) -> Mapping[str, torch.Tensor | float]:
         squares = torch.stack(self._squares).sum() if self._squares else 0.0
@@ -96,7 +96,12 @@ class GradientSquares(Observer):
 
     def _see(self, gradient: torch.Tensor) -> None:
         if self._norms is not None:
-            self._norms.append(torch.linalg.vector_norm(gradient))
+            self._norms.append(_norm(gradient))
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    # torch 2.11 takes no sparse ones.
+    return torch.linalg.vector_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)
 
 
 def _square(norms: list[torch.Tensor]) -> torch.Tensor:

@@ -60,7 +60,7 @@ def running(path: Path) -> Iterator[None]:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a file is of an installed package, of this environment or of another whose packages it uses."""
+    """Return whether a file is of an installed package, also of another environment."""
     return any(folder in file for folder in _PACKAGES)
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
 Interval = tuple[float, float]
-"""Start and end of a span of time."""
 FOLDER = "profile"
 FORMAT, VERSION = "allstep-profile", 1
 _STEP, _BETWEEN = "allstep: step", "allstep: between steps"

@@ -15,7 +15,7 @@ from torch import nn
 from allstep.common.catalog.user_modules import is_installed
 
 _NOT_USERS = sys.stdlib_module_names | {"torch", "allstep"}
-"""Packages, wherever they are; PyTorch may be one that was built where its source is."""
+"""Packages, wherever they are, as a PyTorch that was built from its source."""
 
 
 def outside_state(network: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:

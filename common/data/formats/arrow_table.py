@@ -157,9 +157,8 @@ def _lengths(column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as compute
 
-    types = pa.types
-    if types.is_string_view(column.type) or types.is_binary_view(column.type):
-        column = column.cast(pa.large_string() if types.is_string_view(column.type) else pa.large_binary())
+    if column.type in (pa.string_view(), pa.binary_view()):
+        column = column.cast(pa.large_binary())
     return compute.call_function("binary_length", [column])
 
 
