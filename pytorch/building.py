@@ -2,7 +2,6 @@
 
 import torch
 
-from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
 from allstep.common.data.datasets import Dataset
@@ -67,14 +66,7 @@ def build_step(
 
 
 def build_precision(config: TrainConfig, strategy: Strategy, device: torch.device) -> Precision:
-    """Return how --precision has layers compute.
-
-    Raises UserError if a program has an autocast of its own around it, or tensors without values by default.
-    """
-    if torch.empty(0).is_meta:
-        raise UserError("expected tensors with values, received meta as the default device of torch; leave it out")
-    if torch.is_autocast_enabled(device.type):
-        raise UserError(f"expected no autocast around training, received one for {device.type}; give --precision bf16")
+    """Return how --precision has layers compute."""
     if config.precision == "fp16":
         return ScaledFp16(device, strategy.overflowed_anywhere)
     return Autocast(device, torch.bfloat16) if config.precision == "bf16" else Precision()

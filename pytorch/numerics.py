@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.versions import check_built_for, check_version
 
@@ -29,3 +30,11 @@ def prepare(config: TrainConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         # The order in which gradients are added depends on Horovod's fusion, which depends on timing.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+
+
+def check_settings(device: torch.device) -> None:
+    """Refuse an autocast that a program has around training, and tensors without values by default."""
+    if torch.empty(0).is_meta:
+        raise UserError("expected tensors with values, received meta as the default device of torch; leave it out")
+    if torch.is_autocast_enabled(device.type):
+        raise UserError(f"expected no autocast around training, received one for {device.type}; give --precision bf16")

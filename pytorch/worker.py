@@ -18,6 +18,7 @@ from allstep.common.training import worker
 from allstep.pytorch.building import build_optimizer_state, build_precision, build_step
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss, scores
+from allstep.pytorch.numerics import check_settings
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.state import State
 from allstep.pytorch.step_trace import StepTrace
@@ -49,6 +50,7 @@ class Worker(worker.Worker):
         passes = config.parallel.accumulate_steps
         self.num_parts = parts_of(self.collectives.world_size, passes, measures=measures_noise)
         self._inputs = Inputs(dataset, device, reports=self.collectives.rank == 0)
+        check_settings(device)
         self._precision = build_precision(config, strategy, device)
         parts = self._inputs, self._precision
         self._step = build_step(
