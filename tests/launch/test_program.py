@@ -258,12 +258,10 @@ def test_an_autocast_around_a_session():
 
 def test_a_default_device_without_values():
     from allstep.common.base.errors import UserError
-    from allstep.common.config.train_config import TrainConfig
-    from allstep.pytorch.building import build_precision
-    from allstep.pytorch.strategies.single import Single
+    from allstep.pytorch.numerics import check_settings
 
     with torch.device("meta"), pytest.raises(UserError, match="received meta as the default device of torch; leave"):
-        build_precision(TrainConfig(), Single.__new__(Single), torch.device("cpu"))
+        check_settings(torch.device("cpu"))
 
 
 def _refused(change, said):
