@@ -11,7 +11,7 @@ from allstep.tensorflow.losses import build_loss
 from allstep.tensorflow.observer import GradientSquares, Observer, WeightAverage
 from allstep.tensorflow.passes import OnePass, Passes
 from allstep.tensorflow.precision import Precision, ScaledFp16
-from allstep.tensorflow.recompute import RecomputedBlocks
+from allstep.tensorflow.recompute import forward_of
 from allstep.tensorflow.slices import Slices
 from allstep.tensorflow.state import trained_weights
 from allstep.tensorflow.step import Change, Step
@@ -44,8 +44,7 @@ def build_step(
     if flags.ema is not None:
         observers.append(WeightAverage(weights, flags.ema, strategy))
     loss = build_loss(config.loss or default_loss(dataset.task), flags.label_smoothing, dataset.class_weights)
-    forward = RecomputedBlocks(model) if strategy.flags.recompute else model
-    one_pass = OnePass(model, forward, inputs, loss)
+    one_pass = OnePass(model, forward_of(model, in_blocks=strategy.flags.recompute), inputs, loss)
     variables = model.trainable_variables
     step = Step(
         optimizer,

@@ -124,6 +124,11 @@ def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
     return model._flatten_layers()
 
 
+def is_recomputed(layer: keras.layers.Layer) -> bool:
+    """Return whether a layer was made in a `keras.RematScope`, which has it computed again: `_remat_mode`."""
+    return layer._remat_mode is not None
+
+
 def layers_in_order(model: keras.Model) -> Sequence[keras.layers.Layer]:
     """Return the model and all layers in it, each before those in it, in the order in which they were called or set.
 

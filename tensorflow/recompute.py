@@ -7,10 +7,23 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from allstep.tensorflow.compat import is_recomputed, layers_of
 from allstep.tensorflow.networks.batch_norm import tracked
 
 # A block of a ResNet has 7 to 11 operations, one of a vision transformer 8.
 _MIN_OPERATIONS = 6
+
+
+def forward_of(network: keras.Model, *, in_blocks: bool) -> Callable[..., tf.Tensor]:
+    """Return what computes the network's outputs, its blocks one by one if they are recomputed.
+
+    What is recomputed reads weights once more, and must do so before the optimizer changes them. `tf.recompute_grad`
+    joins its gradients by an IdentityN, which waits for those reads. TensorFlow's optimizer of graphs leaves out what
+    says the same of a weight and its update, and then the IdentityN: some runs got gradients of changed weights.
+    """
+    if in_blocks or any(map(is_recomputed, layers_of(network))):  # by --recompute, or keras.RematScope
+        tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
+    return RecomputedBlocks(network) if in_blocks else network
 
 
 class RecomputedBlocks:

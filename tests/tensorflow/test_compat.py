@@ -94,6 +94,13 @@ def test_layers_are_found_at_any_depth():
     assert len(dense) == 2 and model in list(compat.layers_of(model))
 
 
+def test_layers_of_a_remat_scope_are_known():
+    plain = keras.layers.Dense(1)
+    with keras.RematScope(mode="full"):
+        assert compat.is_recomputed(keras.layers.Dense(1))
+    assert not compat.is_recomputed(plain)
+
+
 def test_an_object_of_a_changed_class_is_pickled_as_one_of_its_own():
     plain = keras.optimizers.SGD
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from allstep.tensorflow.models import build_model
 from allstep.tensorflow.networks import cifar_resnet
-from allstep.tensorflow.recompute import RecomputedBlocks
+from allstep.tensorflow.recompute import RecomputedBlocks, forward_of
 
 NETWORKS = {
     "resnet14": lambda: cifar_resnet.build("resnet14", (16, 16, 1), 10),
@@ -48,3 +51,54 @@ def test_computes_the_same_once_more(name):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
     for one, other in zip(model.get_weights(), weights, strict=True):  # running statistics have changed once
         np.testing.assert_array_equal(one, other)
+
+
+def test_weights_change_after_all_that_reads_them():
+    """TensorFlow's optimizer of graphs forgets it for the last layer, whose gradient needs no outputs."""
+    allow_all_optimizations()
+    model = NETWORKS["cnn"]()
+    forward = forward_of(model, in_blocks=True)
+    weights = [variable.value for variable in model.trainable_variables]
+
+    @tf.function(autograph=False)
+    def compute(images: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(forward(images, training=True)))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=gradient)
+        return loss
+
+    context.enable_run_metadata()
+    compute(tf.ones((4, 8, 8, 1)))
+    graph = context.export_run_metadata().function_graphs[-1].post_optimization_graph
+    context.disable_run_metadata()
+    inputs = {node.name: [name.strip("^").partition(":")[0] for name in node.input] for node in graph.node}
+    used = {name for node in graph.node for name in node.input if not name.startswith("^")}
+    reads = [node for node in graph.node if node.op == "ReadVariableOp" and node.name in used]
+    updates = {node.input[0]: node.name for node in graph.node if node.op == "ResourceApplyGradientDescent"}
+    assert len(updates) == len(weights) and len(reads) > len(weights)
+    for read in reads:
+        assert read.name in before(inputs, updates[read.input[0]])
+
+
+def before(inputs: dict[str, list[str]], name: str) -> set[str]:
+    """Return the operations that run before one."""
+    found, waiting = set(), [name]
+    while waiting:
+        waiting += (new := set(inputs[waiting.pop()]) - found)
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize("scope", [nullcontext(), keras.RematScope()], ids=["none", "RematScope"])
+def test_layers_that_keras_recomputes_are_noticed(scope):
+    allow_all_optimizations()
+    with scope:
+        layer = keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((4,)), layer])
+    assert forward_of(model, in_blocks=False) is model
+    assert tf.config.optimizer.get_experimental_options()["dependency_optimization"] == isinstance(scope, nullcontext)
+
+
+def allow_all_optimizations() -> None:
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": True})
