@@ -4,12 +4,15 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from allstep.common.base.random_state import drawing_again, states
 from allstep.pytorch.compat import BatchNorm
+from allstep.pytorch.kept.pass_state import statistics_of
 
 
 def recompute_blocks(network: nn.Module) -> None:
@@ -32,25 +35,38 @@ class _Block:
 
     def __init__(self, modules: Sequence[nn.Module], forward: Callable[..., torch.Tensor]) -> None:
         self._forward = forward
-        self._norms = [norm for module in modules for norm in module.modules() if isinstance(norm, BatchNorm)]
+        inside = [one for module in modules for one in module.modules()]
+        self._norms = [one for one in inside if isinstance(one, BatchNorm)]
+        # Those of other layers may have effects on outputs.
+        others = [one for one in inside if not isinstance(one, BatchNorm)]
+        self._statistics = [(module, name) for module in others for name in statistics_of(module)]
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         return checkpoint(self._forward, *inputs, use_reentrant=False, context_fn=self._contexts)
 
     def _contexts(self) -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
-        return contextlib.nullcontext(), self._again()
+        values = [module._buffers[name] for module, name in self._statistics]
+        return contextlib.nullcontext(), self._again(states(), [one if one is None else one.clone() for one in values])
 
     @contextlib.contextmanager
-    def _again(self) -> Iterator[None]:
-        """Keep batch norms from updating their running statistics, which already include these samples."""
+    def _again(self, began: Any, values: Sequence[torch.Tensor | None]) -> Iterator[None]:
+        """Begin with the random numbers and statistics of the forward pass, which already include these samples."""
         before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        buffers = [module._buffers[name] for module, name in self._statistics]
         for norm in self._norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
+        self._put(values)
         try:
-            yield
+            with drawing_again(began):
+                yield
         finally:
             for norm, (momentum, count) in zip(self._norms, before, strict=True):
                 norm.momentum, norm.num_batches_tracked = momentum, count
+            self._put(buffers)
+
+    def _put(self, values: Sequence[torch.Tensor | None]) -> None:
+        for (module, name), value in zip(self._statistics, values, strict=True):
+            module._buffers[name] = value
 
 
 def _steps(sequence: nn.Sequential) -> list[Callable[[torch.Tensor], torch.Tensor]]:

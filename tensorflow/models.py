@@ -67,7 +67,11 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
     from allstep.tensorflow.other_networks import Reseed
     from allstep.tensorflow.trial import MOVING
 
-    return Reseed(network), TrialCheck(vars(network)[TRIAL], averaged=MOVING, puts_back=False), *checks
+    return (
+        Reseed(network),
+        TrialCheck(vars(network)[TRIAL], averaged=MOVING, puts_back=False, begins_anew=True),
+        *checks,
+    )
 
 
 def build_model(

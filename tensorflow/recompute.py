@@ -7,8 +7,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.compat import is_recomputed, layers_of
-from allstep.tensorflow.networks.batch_norm import tracked
+from allstep.common.base.random_state import drawing_again, states
+from allstep.tensorflow.compat import global_seed_generator, is_recomputed, layers_of
 
 # A block of a ResNet has 7 to 11 operations, one of a vision transformer 8.
 _MIN_OPERATIONS = 6
@@ -43,13 +43,15 @@ class RecomputedBlocks:
 
 
 def _forward(block: keras.Model, *, training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function that computes a block and updates running statistics only in its first call."""
-    is_first = True
+    """Return a function that computes a block; its second call begins with the state of the first, and changes none."""
+    began = []
 
     def forward(values: tf.Tensor) -> tf.Tensor:
-        nonlocal is_first
-        with tracked(is_first):
-            is_first = False
+        if not began:
+            variables = [*block.non_trainable_variables, global_seed_generator().state]
+            began.extend((states(), [(one, tf.identity(one.value)) for one in variables]))
+            return block(values, training=training)
+        with drawing_again(began[0]), keras.StatelessScope(began[1]):
             return block(values, training=training)
 
     return forward

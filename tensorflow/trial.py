@@ -126,6 +126,7 @@ def _tried(
         sums = ((added(some[:1]) + added(some[1:]), added(some)) for some in several)
         differs = not all(np.isclose(*pair, rtol=1e-3, equal_nan=True) or before.has_drawn() for pair in sums)
         state = dataclasses.replace(state, couples=state.couples or differs)
+    state = dataclasses.replace(state, adds=adds)
     if gradients:
         state = dataclasses.replace(state, bends=is_bent(*gradients, times=FACTORS[1]))
     if drawn:

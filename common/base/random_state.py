@@ -25,7 +25,7 @@ def state_of(generator: Any) -> str | None:
 def seeded(*numbers: int) -> Iterator[None]:
     """Within it, the generators of Python, NumPy and PyTorch draw what follows from `numbers`; before and after it,
     they draw what they would draw without it."""
-    before = _states()
+    before = states()
     seed = int.from_bytes(hashlib.sha256(f"sample {numbers}".encode()).digest()[:4], "little")
     random.seed(seed)
     np.random.seed(seed)
@@ -34,21 +34,38 @@ def seeded(*numbers: int) -> Iterator[None]:
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        if torch:
-            torch.default_generator.set_state(before[2])
+        _put(before)
+
+
+@contextlib.contextmanager
+def drawing_again(began: tuple[Any, Any, Any]) -> Iterator[None]:
+    """Within it, those generators draw what they drew since `began`, their `states()` then; after it, what they would
+    draw without it."""
+    before = states()
+    _put(began)
+    try:
+        yield
+    finally:
+        _put(before)
 
 
 def draws() -> tuple[object, ...]:
     """Return what differs once a number was drawn."""
-    python, numpy, torch = _states()
+    python, numpy, torch = states()
     return python, numpy[1].tobytes(), numpy[2:], None if torch is None else torch.numpy().tobytes()
 
 
-def _states() -> tuple[Any, Any, Any]:
+def states() -> tuple[Any, Any, Any]:
+    """Return the states of the generators of Python, NumPy and PyTorch."""
     torch = _torch()
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state() if torch else None
+
+
+def _put(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    if torch := _torch():
+        torch.default_generator.set_state(states[2])
 
 
 def _torch() -> Any:

@@ -49,6 +49,8 @@ class PassState:
     """Whether gradients do not add up over parts of a batch, as with hooks that clamp them."""
     hooked: str | None = None
     """Name of a weight whose gradient the user's hooks see or change."""
+    adds: bool = False
+    """Whether layers add to the loss what may depend on samples."""
     ends_in_softmax: bool = False
     resized: frozenset[str] = frozenset()
     """Names of what has another shape after a pass."""
@@ -203,14 +205,15 @@ def _has_equal_rows(outputs: Any) -> bool:
 class TrialCheck(Check):
     """Hook that refuses runs in which such a network would be trained otherwise than in one process."""
 
-    def __init__(self, state: PassState, *, averaged: str, puts_back: bool) -> None:
+    def __init__(self, state: PassState, *, averaged: str, puts_back: bool, begins_anew: bool) -> None:
         """Take the result of a trial.
 
         Args:
             averaged: beginning of the names of state that is averaged over ranks.
             puts_back: whether each pass of a step begins with the state of the first.
+            begins_anew: whether what is recomputed begins with the state of the pass, as far as checkpoints have it.
         """
-        self._state, self._averaged, self._puts_back = state, averaged, puts_back
+        self._state, self._averaged, self._puts_back, self._begins_anew = state, averaged, puts_back, begins_anew
 
     def check(self, session: TrainingRun) -> None:
         """Check passes and resuming.
@@ -229,6 +232,8 @@ class TrialCheck(Check):
                 f"--model {config.model} changes {min(state.repeated)} in each pass, of which {flag} takes several a "
                 "step; leave it out"
             )
+        if config.parallel.recompute:
+            self._check_recomputed(config.model)
         if state.remembers and session.progress.step:
             raise UserError(
                 f"--model {config.model} computes with {state.forgotten[0]}, which it changes in training and "
@@ -238,6 +243,18 @@ class TrialCheck(Check):
         if placement.rank == 0:
             takes_logits = session.dataset.task == "classification" and (config.loss or "cross-entropy") in LOSSES
             self._tell(config.model, parts, takes_logits=takes_logits)
+
+    def _check_recomputed(self, model: str) -> None:
+        state = self._state
+        kept = () if self._begins_anew else (*state.repeated, *state.sampled, *state.started)
+        for name in sorted((*state.forgotten, *kept)):
+            raise UserError(
+                f"--model {model} changes {name} in each pass, which --recompute would do twice a pass; leave it out"
+            )
+        if state.adds:
+            raise UserError(
+                f"--model {model} has layers that add to the loss, whose gradients --recompute would lose; leave it out"
+            )
 
     def _check_parts(self, model: str, *, is_first: bool) -> None:
         for name in self._state.sampled:

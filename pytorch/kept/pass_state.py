@@ -66,7 +66,9 @@ def note_pass_state(
         return None if logits is None else logits.numpy(force=True)
 
     def averaged() -> set[str]:
-        return {f"{name}.{one}".lstrip(".") for name, module in network.named_modules() for one in _statistics(module)}
+        return {
+            f"{name}.{one}".lstrip(".") for name, module in network.named_modules() for one in statistics_of(module)
+        }
 
     norms = [module for module in network.modules() if isinstance(module, BatchNorm) and module.training]
     may_couple = in_parts and before.is_whole and all(type(norm).__module__.startswith("torch.") for norm in norms)
@@ -161,12 +163,13 @@ def _move_weights(network: nn.Module) -> Snapshot:
 def running_statistics(network: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the buffers that ranks average: those of norms, and others whose names begin with running_."""
     for module in network.modules():
-        for name in _statistics(module):
+        for name in statistics_of(module):
             if name != _COUNT:
                 yield module._buffers[name]  # pyright: ignore[reportReturnType]
 
 
-def _statistics(module: nn.Module) -> list[str]:
+def statistics_of(module: nn.Module) -> list[str]:
+    """Return the names of a module's buffers that ranks average, with the count of a norm."""
     counts = isinstance(module, _NormBase)
     return [
         name

@@ -1,4 +1,4 @@
-"""Batch norm as in PyTorch, with control over updates of its running statistics; `pytorch/networks/batch_norm.py`
+"""Batch norm as in PyTorch, whose running statistics can be set aside; `pytorch/networks/batch_norm.py`
 computes the same. Mean and variance over all ranks, for Keras' own layers."""
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,12 @@ from keras import layers
 from allstep.common.process.environment import within
 
 _COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
-_TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
 _SET_ASIDE: ContextVar[dict[str, tf.Tensor] | None] = ContextVar("set_aside", default=None)
 
 
 def counted(counts: float | tf.Tensor) -> AbstractContextManager:
     """Update running statistics in the block if `counts` is 1; at 0, the samples are padding of an empty slice."""
     return within(_COUNTS, counts)
-
-
-def tracked(is_tracked: bool) -> AbstractContextManager:
-    """Turn updates of running statistics in the block on or off: off while samples are recomputed."""
-    return within(_TRACKED, is_tracked)
 
 
 def statistics_set_aside() -> AbstractContextManager[dict[str, tf.Tensor]]:
@@ -61,14 +55,13 @@ class BatchNorm(layers.Layer):
         if not training:
             return self._fused(inputs, mean=self.running_mean.value, variance=self.running_variance.value)[0]
         values, mean, variance, counts = self.normalise(inputs, _COUNTS.get())
-        if _TRACKED.get():
-            momentum = self.MOMENTUM * counts
-            for running, current in ((self.running_mean, mean), (self.running_variance, variance)):
-                value = running.value * (1 - momentum) + current * momentum
-                if (set_aside := _SET_ASIDE.get()) is None:
-                    running.assign(value)
-                else:
-                    set_aside[running.path] = value
+        momentum = self.MOMENTUM * counts
+        for running, current in ((self.running_mean, mean), (self.running_variance, variance)):
+            value = running.value * (1 - momentum) + current * momentum
+            if (set_aside := _SET_ASIDE.get()) is None:
+                running.assign(value)
+            else:
+                set_aside[running.path] = value
         return values
 
     def normalise(

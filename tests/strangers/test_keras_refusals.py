@@ -105,6 +105,13 @@ REFUSED = {
         lambda: stacked(VECTORS, layers.Dense(6), layers.Lambda(with_clipped_gradient)), PASSES,
         "changes gradients by their size, as hooks do",
     ),
+    "adds what is recomputed": (
+        lambda: stacked(VECTORS, layers.Dense(6, activity_regularizer="l2")), {"recompute": True},
+        "has layers that add to the loss, whose gradients --recompute would lose; leave it out",
+    ),
+    "recomputed draws": (
+        lambda: stacked(VECTORS, DrawsByTensorFlow()), {"recompute": True}, "keras.random, in each pass, which --recom",
+    ),
     "loss that is a sum": (
         Custom, {**PASSES, "loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},
         "expected a loss of each sample by itself, or the mean",

@@ -147,7 +147,7 @@ def test_a_softmax_is_told(ends_in_softmax, loss, capsys):
     """A loss of the user's may expect it."""
     end = (lambda _, logits: logits.softmax(-1)) if ends_in_softmax else (lambda _, logits: logits)
     network = build_other("a program", SMALL, 0, Returns(end))
-    check = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
+    check = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True, begins_anew=False)
     config = SimpleNamespace(
         model="a program", loss=loss, parallel=SimpleNamespace(num_slices=None, accumulate_steps=1)
     )

@@ -229,6 +229,12 @@ def test_what_is_refused(build, passes, line, tmp_path):
         train_twice(build, tmp_path, optimizer="sgd", accumulate_steps=passes)
 
 
+@pytest.mark.parametrize(("build", "name"), [(Backward, "passes"), (Schedules, "counter"), (Observer, "seen")])
+def test_what_recomputing_would_change_again_is_refused(build, name, tmp_path):
+    with pytest.raises(UserError, match=f"changes {name} in each pass, which --recompute would do twice a pass; leave"):
+        train_twice(build, tmp_path, optimizer="sgd", recompute=True)
+
+
 class Overwrites(Base):
     """A network that changes its inputs in place."""
 
