@@ -50,11 +50,11 @@ def note_pass_state(
         before = _move_weights(network)
     network.zero_grad()
     first, gradients = list[Any](), list[list[Any]]()
-    has_hooks = before.is_whole and any(map(_has_hooks, network.modules()))
+    has_hooks = any(map(_has_hooks, network.modules()))
 
     def run(number: int, seed: int) -> Any:
         is_compared = before.is_whole and in_parts and number == len(gradients) < len(FACTORS)
-        has_gradients = has_hooks or is_compared
+        has_gradients = before.is_whole and (has_hooks or is_compared or not first)
         with seeded(seed), torch.set_grad_enabled(has_gradients), nullcontext() if first else observer:
             torch.manual_seed(seed)  # of GPUs as well
             outputs = network(variants[number].clone())  # some change it

@@ -50,6 +50,13 @@ class Coupled(Base):
         return hidden - hidden.mean(0)
 
 
+class Needed(Base):
+    """A network that changes in place what its backward pass needs."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.mul_(2)
+
+
 class Series(Base):
     """A network that takes the samples of a batch for a series, as recurrent layers without a batch axis do."""
 
@@ -210,6 +217,7 @@ def test_what_is_told(build, passes, line, capfd):
     [
         (Detached, 1, "outputs that change with the network's weights, received outputs without a gradient"),
         (InNumPy, 1, "received outputs without a gradient"),
+        (Needed, 1, "needed for gradient computation has been modified by an inplace operation"),
         (Waves, 1, "expected floating-point numbers as outputs of --model .*, received torch.complex64"),
         (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
         (Series, 2, "computes the samples of a pass together"),
