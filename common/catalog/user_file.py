@@ -130,10 +130,7 @@ _files: dict[int, tuple[Any, Path]] = {}
 def _imported(path: Path, flag: str) -> ModuleType:
     if apparent_rank() == 0:
         note(f"{flag} imports {path}")
-    try:
-        return run_file(path)
-    except (Exception, SystemExit) as error:
-        raise _failed(error, f"{path} to be imported", flag) from error
+    return call_often(run_file, path, flag=flag, expected=f"{path} to be imported")
 
 
 _OTHERS = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")

@@ -49,14 +49,20 @@ def run_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:
-    """Run a block that calls code of a file: its folder is first, and the program has no arguments but the file."""
-    arguments = sys.argv[:]
+    """Run a block that calls code of a file: its folder is first, the program has no arguments but the file, and only
+    its children end at once."""
+    arguments, process, end = sys.argv[:], os.getpid(), os._exit
+
+    def end_child(status: int) -> None:
+        (sys.exit if os.getpid() == process else end)(status)
+
     sys.argv[:] = [str(path)]
+    os._exit = end_child
     try:
         with _folder_of(path).first():
             yield
     finally:
-        sys.argv[:] = arguments
+        sys.argv[:], os._exit = arguments, end
 
 
 def is_installed(file: str) -> bool:

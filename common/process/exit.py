@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from os import _exit  # while a user's code runs, os has another one
 
 from allstep.common.base.errors import Fault, UserError, quote, summary
 from allstep.common.base.terminal import print_line
@@ -68,7 +69,8 @@ def run_rank(main: Callable[[], None]) -> None:
         cause = error.__cause__ if isinstance(error, Fault) else error
         time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else placement.rank))
         cause_line = str(error) if isinstance(error, Fault) else summary(error)
-        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {rank_name(placement)} stopped: {cause_line}")
+        trace = "".join(traceback.format_exception(cause)) if cause else ""
+        leave(EXIT_FAULT, f"{trace}allstep: {rank_name(placement)} stopped: {cause_line}")
 
 
 def _call(main: Callable[[], None]) -> None:
@@ -95,11 +97,16 @@ def _call(main: Callable[[], None]) -> None:
     except Exception as error:
         if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
             raise UserError(f"not enough memory: {summary(error)}; take a smaller network or a larger host") from error
+        if "has not been initialized" in str(error):  # of Horovod, and of torch's process group
+            raise UserError(f"{summary(error)} A user's code has ended it; leave that out") from error
         raise
 
 
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "failed to allocate memory", "OOM when allocating")
-"""Texts of errors of PyTorch on CPUs and GPUs, and of TensorFlow."""
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "out of memory", "failed to allocate memory", "OOM when allocating"),
+    "failed to map segment",
+)
+"""Texts of errors of PyTorch on CPUs and GPUs, of TensorFlow, and of the system's loader."""
 _MAKE_ROOM = "make room, or raise the limit (ulimit -a)"
 
 
@@ -125,10 +132,6 @@ _CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer",
 def rank_name(placement: Placement) -> str:
     """Describe a rank and its host."""
     return f"rank {placement.rank} of {placement.world_size} on {socket.gethostname()}"
-
-
-def _traceback(error: BaseException | None) -> str:
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
 
 
 def seconds_to_turn(turn: int, *, first: float = _FIRST_TURN_SECONDS) -> float:
@@ -190,4 +193,4 @@ def leave(status: int, message: str) -> None:
     speak(message)
     if _send_farewell:
         _send_farewell(status)
-    os._exit(status)
+    _exit(status)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import os
+import posix
 import shutil
 import subprocess
 import sys
@@ -84,6 +86,10 @@ def test_errors_name_what_was_called_and_the_users_line(folders):
     (folders / "first" / "quits.py").write_text("import sys\nsys.exit()\n")
     with pytest.raises(UserError, match="received SystemExit(: 0)? in line 2 of .*quits.py; fix it"):  # wandb's says 0
         function(folders / "first" / "quits.py", "build")
+    (folders / "first" / "leaves.py").write_text("import os\nos._exit(0)\n")
+    with pytest.raises(UserError, match="received SystemExit: 0 in line 2 of .*leaves.py; fix it"):
+        function(folders / "first" / "leaves.py", "build")
+    assert os._exit is posix._exit
     (folders / "first" / "broken.py").write_text("import utils\nimport absent\n")
     with pytest.raises(UserError, match="No module named 'absent'.* in line 2 of .*broken.py"):
         function(folders / "first" / "broken.py", "build")

@@ -35,9 +35,18 @@ def test_other_errors_stay_what_they_are():
 
 
 def test_too_little_memory_is_a_line():
-    for error in (MemoryError("1 TiB"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+    for error in (
+        *(MemoryError("1 TiB"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")),
+        ImportError("libtorch_python.so: failed to map segment from shared object"),
+    ):
         with pytest.raises(UserError, match="not enough memory: .*; take a smaller network or a larger host"):
             _call(mock.Mock(side_effect=error))
     for error in (RuntimeError("shapes"), Fault("step 1 failed: CUDA out of memory")):
         with pytest.raises(type(error), match=f"^{error}$"):
             _call(mock.Mock(side_effect=error))
+
+
+@pytest.mark.parametrize("library", ["Horovod", "Default process group"])
+def test_ranks_that_code_of_a_user_has_parted_are_a_line(library):
+    with pytest.raises(UserError, match=f"{library} has not been initialized.* A user's code has ended it; leave that"):
+        _call(mock.Mock(side_effect=ValueError(f"{library} has not been initialized; use hvd.init().")))
