@@ -90,7 +90,7 @@ def _tried(
             outputs = tf.cast(found[-1], tf.float32)
             if tape:
                 kept = tf.reshape(outputs[1::2], [-1])  # of those samples that are the same
-                loss = tf.reduce_mean(kept * (1 - 2 * (np.arange(len(kept)) % 2))) * FACTORS[number]
+                loss = tf.reduce_mean(kept * np.cos(np.arange(len(kept)))) * FACTORS[number]  # no sum of these is 0
         if tape:
             gradients.append(sizes(tape, loss))
         return outputs.numpy()

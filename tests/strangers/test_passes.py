@@ -106,6 +106,15 @@ class Backward(Base):
         self.passes += 1
 
 
+class Centred(Base):
+    """A network that takes the mean over the samples from gradients."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient - gradient.mean(0))
+        return hidden
+
+
 class Felt(Base):
     """A network that remembers the size of a gradient."""
 
@@ -224,6 +233,7 @@ def test_what_is_told(build, passes, line, capfd):
         (Experts, 2, "computes the samples of a pass together"),
         (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
         (Halved, 2, "changes gradients by their size"),
+        (Centred, 2, "or by the other samples"),
         (Frequent, 2, "or by the other samples, as scale_grad_by_freq does"),
         (Limited, 2, "changes vectors.weight by the samples of each pass, of which each rank or pass"),
         (Felt, 2, "changes size by the samples of each pass, of which each rank or pass"),
