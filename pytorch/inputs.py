@@ -1,7 +1,6 @@
 """How samples get from a batch to the device, decoded and normalised. `tensorflow/inputs.py` has the same."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -52,14 +51,8 @@ def normalisation(dataset: Dataset, device: torch.device) -> Callable[[torch.Ten
         for values in (dataset.mean, dataset.std)
     )
     if dataset.input_type == "uint8":
-        return partial(_scale_pixels, scale=1 / (255 * std), shift=-mean / std)
-    return partial(_centre, mean=mean, scale=1 / std)
-
-
-def _scale_pixels(inputs: torch.Tensor, *, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    return inputs.mul_(scale).add_(shift)
-
-
-def _centre(inputs: torch.Tensor, *, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Subtract first: a mean may be many times the deviation, and its digits would be lost in a scaled shift."""
-    return inputs.sub_(mean).mul_(scale)
+        scale, shift = 1 / (255 * std), -mean / std
+        return lambda inputs: inputs.mul_(scale).add_(shift)
+    # A mean may be many times the deviation, and its digits would be lost in a scaled shift.
+    inverse = 1 / std
+    return lambda inputs: inputs.sub_(mean).mul_(inverse)

@@ -1,7 +1,6 @@
 """How samples get into a step, normalised. `pytorch/inputs.py` has the same."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -17,10 +16,12 @@ class Inputs:
 
     def __init__(self, dataset: Dataset) -> None:
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
+        scale, shift = 1 / (255 * std), -mean / std
         self._normalise: Callable[[tf.Tensor], tf.Tensor] = (
-            partial(_scale_pixels, scale=1 / (255 * std), shift=-mean / std)
+            (lambda inputs: inputs * scale + shift)
             if dataset.input_type == "uint8"
-            else partial(_centre, mean=mean, scale=1 / std)
+            # A mean may be many times the deviation, and its digits would be lost in a scaled shift.
+            else (lambda inputs: (inputs - mean) * (1 / std))
         )
         inputs = tf.TensorSpec((None, *dataset.input_shape), dataset.input_type)
         targets = tf.TensorSpec((None, *dataset.target_shape), dataset.target_type)
@@ -31,12 +32,3 @@ class Inputs:
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return inputs normalised, and tokens as they are; called in a step."""
         return inputs if inputs.dtype == tf.int64 else self._normalise(tf.cast(inputs, tf.float32))
-
-
-def _scale_pixels(inputs: tf.Tensor, *, scale: np.ndarray, shift: np.ndarray) -> tf.Tensor:
-    return inputs * scale + shift
-
-
-def _centre(inputs: tf.Tensor, *, mean: np.ndarray, scale: np.ndarray) -> tf.Tensor:
-    """Subtract first: a mean may be many times the deviation, and its digits would be lost in a scaled shift."""
-    return (inputs - mean) * scale

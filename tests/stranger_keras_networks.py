@@ -176,6 +176,11 @@ def with_clipped_gradient(inputs):
     return tf.identity(inputs), lambda gradient: tf.clip_by_norm(gradient, 0.01)
 
 
+@tf.custom_gradient
+def with_centred_gradient(inputs):
+    return tf.identity(inputs), lambda gradient: gradient - tf.reduce_mean(gradient, 0)
+
+
 def centred_by_operations():
     """Return a network of Keras' own layers and operations, one of which computes samples together."""
     inputs = layers.Input((5,))

@@ -295,7 +295,7 @@ NETWORKS = {
     )
 }
 REFUSED_BY_FSDP = {
-    "Averages": "received teacher.weight, which the network changes in a pass",
+    "Averages": "received teacher.weight, which the network changes by itself",
     "Sparse": "received table, which has sparse ones; build it with sparse=False",
     "Scalar": "received scale, a single number",
     "Listed": "received b.weight, which the network uses through a variable",

@@ -25,6 +25,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.kept.network_state import as_bytes, sharing_memory
 from allstep.pytorch.kept.pass_state import pass_state
+from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import is_open, kept_elsewhere
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
@@ -55,6 +56,12 @@ def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
     """Yield the names of what cannot be cut, what is expected in its place, and why."""
     parameters, modules, state = dict(network.named_parameters()), dict(network.named_modules()), pass_state(network)
     changed, sharing = {*state.repeated, *state.sampled}, sharing_memory(network)
+    if any(type(one).train is not torch.nn.Module.train for one in modules.values()):
+        before = Snapshot(network)
+        network.eval()  # in which some add weights to others
+        changed |= before.changes()
+        network.train()
+        before.restore()
     scripts = [name or "the network" for name, one in modules.items() if isinstance(one, torch.jit.ScriptModule)]
     for names, expected, why in (
         (scripts[:1], "modules of Python", ", a script, whose weights cannot be exchanged; pass the module, or give"),
@@ -76,7 +83,7 @@ def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
         (
             [name for name in parameters if name in changed],
             "weights that the optimizer alone changes",
-            ", which the network changes in a pass, when ranks have copies that are dropped; give",
+            ", which the network changes by itself, when ranks have copies that are dropped; give",
         ),
         (
             [f"{one} and {other}" for one, other in sharing if one in parameters or other in parameters],

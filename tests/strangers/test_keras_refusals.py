@@ -32,6 +32,7 @@ from stranger_keras_networks import (
     in_layers_of,
     stacked,
     trained,
+    with_centred_gradient,
     with_clipped_gradient,
 )
 
@@ -111,6 +112,10 @@ REFUSED = {
     ),
     "recomputed draws": (
         lambda: stacked(VECTORS, DrawsByTensorFlow()), {"recompute": True}, "keras.random, in each pass, which --recom",
+    ),
+    "centres gradients": (
+        lambda: stacked(VECTORS, layers.Dense(6), layers.Lambda(with_centred_gradient)), PASSES,
+        "or by the other samples",
     ),
     "loss that is a sum": (
         Custom, {**PASSES, "loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},

@@ -287,6 +287,14 @@ def test_fsdp_knows_how_weights_are_used():
         assert {names[layer] for layer in layers_of(network) if stands_alone(layer, uses)} == expected_layers
 
 
+class Merges(Base):
+    """A network that adds small weights to large ones for validation, as loralib's layers do."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.b.weight.data += (self.training - mode) * self.a.weight.data
+        return super().train(mode)
+
+
 def viewed() -> nn.Module:
     network = Odd()
     network.odd = nn.Parameter(network.b.weight.data.t())
@@ -294,6 +302,7 @@ def viewed() -> nn.Module:
 
 
 MORE = {
+    "merged": (Merges, "received b.weight, which the network changes by itself, when ranks have copies"),
     "view": (viewed, "received b.weight and odd, which share it, and would not once they are cut"),
     "script": (lambda: torch.jit.script(Base()), "received the network, a script, whose weights cannot be exchanged"),
     "nothing": (lambda: with_module(nn.Linear(0, 6)), "received odd.weight, which has none; leave it out"),
