@@ -63,7 +63,7 @@ class Renormalised(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = nn.functional.dropout(self.linear(inputs), 0.5) * random.random() * np.random.rand()
-        hidden = self.norm(hidden[:, :, None].expand(-1, -1, 3) * torch.arange(3)).flatten(1)[:, :6] * (1 + self.running_sum)
+        hidden = self.norm(hidden[:, :, None].expand(-1, -1, 3) * torch.arange(3)).sum(2) * (1 + self.running_sum)
         self.running_sum += hidden.detach().mean(0)
         return hidden
 
