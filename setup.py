@@ -29,12 +29,13 @@ class BuildPy(build_py):
         # Texts about the same file compress better next to each other.
         ordered = sorted(texts.items(), key=lambda item: item[1].partition("\n--- a/")[2].partition("\n")[0])
         words = [word for item in ordered for word in item]
-        archive = lzma.compress("\0".join(words).encode(), preset=lzma.PRESET_EXTREME)
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # text is not aligned
+        archive = lzma.compress("\0".join(words).encode(), filters=filters)
         Path(self.build_lib, "allstep/commands/horovod/patches.xz").write_bytes(archive)
 
 
 def packed(patch):
-    """Return a patch without the words before it, which no program reads, and with one line around each change."""
+    """Return a patch without the words before it that no program reads and with a line around what only adds lines."""
     lines, result = patch[patch.index("\n--- ") :].split("\n"), []
     while lines:
         line = lines.pop(0)
@@ -46,8 +47,9 @@ def packed(patch):
             hunk.append(lines.pop(0))
             old, new = old - (hunk[-1][0] != "+"), new - (hunk[-1][0] != "-")
         changed = [number for number, one in enumerate(hunk) if one[0] != " "]
-        begin = max(0, changed[0] - 1)
-        hunk = hunk[begin : changed[-1] + (1 if changed[0] else 2)]
+        adds = all(one[0] != "-" for one in hunk)
+        begin = max(0, changed[0] - adds)
+        hunk = hunk[begin : changed[-1] + (2 if adds and not changed[0] else 1)]
         old, new = (sum(one[0] != sign for one in hunk) for sign in "+-")
         result += [f"@@ -{int(found[1]) + begin},{old} +{int(found[3]) + begin},{new} @@", *hunk]
     return "\n".join(result)
