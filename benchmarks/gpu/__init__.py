@@ -1,1 +1,0 @@
-"""Checks that need a GPU; `tools/gpu_check.sh` runs them."""
