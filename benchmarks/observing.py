@@ -12,11 +12,12 @@ import re
 import tempfile
 from pathlib import Path
 
+from allstep.benchmarks.figures import compared
 from allstep.benchmarks.runner import benchmark
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import environment
 from allstep.commands.shared.jobs import running, start
-from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, compared, interleaved
+from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, interleaved
 from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import whole
 from allstep.common.process.exit import run_rank

@@ -29,23 +29,22 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, in_memory, trainer_flags, write
-from allstep.benchmarks.runner import QUICK, benchmark, program
-from allstep.commands.shared.measure import (
+from allstep.benchmarks.figures import (
+    Handwritten,
     compared,
-    interleaved,
-    job,
     largest_relative_difference,
     median_difference,
     new_output,
     printed_rates,
-    run,
     run_handwritten,
     seconds_until,
 )
+from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, in_memory, trainer_flags, write
+from allstep.benchmarks.runner import QUICK, benchmark, program
+from allstep.commands.shared.measure import interleaved, job, run
 from allstep.commands.shared.rank import open_session
 from allstep.commands.shared.records import files
-from allstep.commands.shared.records.measured import Figure, Handwritten
+from allstep.commands.shared.records.measured import Figure
 from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.exit import run_rank

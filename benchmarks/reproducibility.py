@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.commands.compare.ranking import is_faster, rankings
+from allstep.commands.compare.ranking import groups, is_faster
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.shared.records import files
@@ -24,6 +24,14 @@ from allstep.common.base.flag_types import Parser, nonempty_path
 from allstep.common.process.exit import run_rank
 
 BOUND = 0.05
+
+
+def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
+    """Return the groups of each place in words: in `a > b ~ c`, `>` separates groups, `~` cells of one group."""
+    return {
+        placement: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
+        for placement, found in groups(cells).items()
+    }
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.shared.measure import job, print_table, save
+from allstep.benchmarks.figures import print_table, save
+from allstep.commands.shared.measure import job
 from allstep.commands.shared.records.files import output_file
 from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from allstep.benchmarks.figures import compared
 from allstep.benchmarks.runner import benchmark, program
-from allstep.commands.shared.measure import compared
 from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import listed, nonempty_text, whole
 from allstep.common.process.exit import run_rank

@@ -19,12 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allstep.benchmarks.figures import missing, print_rows, print_table
 from allstep.benchmarks.gpu import exactness, speed
 from allstep.benchmarks.gpu.effort import ON_CPU, ON_GPU, Effort
 from allstep.commands.shared import nvml
 from allstep.commands.shared.jobs import run_jobs
-from allstep.commands.shared.measure import TookTooLong, print_rows, print_table
-from allstep.commands.shared.records.measured import Figure, missing
+from allstep.commands.shared.measure import TookTooLong
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import Parser, listed, one_of
 from allstep.common.process.exit import run_rank
 

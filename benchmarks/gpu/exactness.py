@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.benchmarks.figures import largest_relative_difference
 from allstep.benchmarks.gpu import synchronisation
 from allstep.benchmarks.gpu.effort import Effort
 from allstep.commands.parity import command as parity
 from allstep.commands.shared.jobs import train_command
-from allstep.commands.shared.measure import job, largest_relative_difference
+from allstep.commands.shared.measure import job
 from allstep.commands.shared.records.measured import Figure
 from allstep.commands.shared.records.runs import Events, read_events
 from allstep.common.catalog.strategies import FRAMEWORKS

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from allstep.benchmarks.figures import compared, missing
 from allstep.benchmarks.gpu import decode
 from allstep.benchmarks.gpu.effort import Effort
-from allstep.commands.shared.measure import compared, epoch_rates, job, median_ratio, run
+from allstep.commands.shared.measure import epoch_rates, job, median_ratio, run
 from allstep.commands.shared.records.files import read_json
-from allstep.commands.shared.records.measured import Figure, Measured, missing
+from allstep.commands.shared.records.measured import Figure, Measured
 from allstep.commands.shared.turns import Launch, run_in_turn
 
 WIDTH, HEIGHT = 500, 375

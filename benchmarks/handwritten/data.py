@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.benchmarks.figures import Handwritten
 from allstep.commands.shared import turns
 from allstep.commands.shared.records.files import write_json
-from allstep.commands.shared.records.measured import Block, Handwritten, Measured
+from allstep.commands.shared.records.measured import Block, Measured
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
 from allstep.common.data.sharding import sample_order

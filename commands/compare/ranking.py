@@ -44,14 +44,6 @@ def groups(cells: Sequence[CellResult]) -> dict[tuple, list[list[CellResult]]]:
     return found
 
 
-def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
-    """Return the groups of each place in words: in `a > b ~ c`, `>` separates groups, `~` cells of one group."""
-    return {
-        placement: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
-        for placement, found in groups(cells).items()
-    }
-
-
 def _groups(ranked: Sequence[CellResult]) -> list[list[CellResult]]:
     found = [[ranked[0]]]
     for number, cell in enumerate(ranked[1:], 1):

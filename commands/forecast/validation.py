@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from allstep.commands.forecast.allreduce import ring
 from allstep.commands.forecast.fitting import efficiency_range
 from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.networks import Network, known_networks, uniform
-from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted, read_packaged
+from allstep.commands.forecast.parameters import Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import Site
 from allstep.common.files.records import Count, Positive, from_json
 from allstep.common.files.schema import Mismatch
@@ -22,10 +21,6 @@ LARGEST_ERROR = 0.05
 """Largest error of a forecast of our own runs, which has no range."""
 MIN_COVERAGE = 0.75
 """Smallest share of published measurements in their ranges, which are made for 0.8."""
-NOMINAL = Parameters(
-    **{**dict.fromkeys(BOUNDS, 0.0), **dict.fromkeys(("nvlink", "pcie", "rdma", "tcp"), 0.9), "host_memory": 1.0}
-)
-"""Parameters of the baseline without overlap: 0.9 of the nominal bandwidth, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +116,6 @@ class Point:
         """Return the efficiency that is forecast with these parameters."""
         workload = self.system.workload.assuming(parameters)
         return forecast(workload, self.system.site.machine(parameters), self.num_ranks).efficiency
-
-    def without_overlap(self) -> float:
-        """Return the efficiency if a step were computing and then a ring at 0.9 of the nominal bandwidth."""
-        system, site = self.system, self.system.site
-        cluster = site.machine(NOMINAL).cluster
-        num_bytes = (
-            system.layers.num_parameters * (site.wire_bytes + 2 * site.gather_bytes) / (2 if site.gather_bytes else 1)
-        )
-        large, baseline = (ring(num_bytes, ranks, cluster) for ranks in (self.num_ranks, system.baseline_ranks))
-        step = system.workload.step_seconds
-        return step / (max(0.0, step - baseline) + large)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ _MAX_CLASSES = 50
 
 
 def benchmark(path: Path, result: BenchmarkResult) -> Section:
-    """Return the section of a benchmark that `measure.save` wrote."""
+    """Return the section of a benchmark that `benchmarks.figures.save` wrote."""
     rows = [
         [
             figure.what,

@@ -1,25 +1,18 @@
-"""Tools of measurements: launches, interleaved rounds, statistics of samples, and the table of results.
+"""Tools of measurements: launches, interleaved rounds, and statistics of samples.
 
 Figures are ratios of measurements taken in turn (A B A B ...) on the same machine, so that other load on the machine
 affects all of them alike; the median over the rounds drops disturbed rounds.
 """
 
 import math
-import os
-import re
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from allstep.commands.shared.jobs import Job, running, start
-from allstep.commands.shared.records import files
-from allstep.commands.shared.records.measured import BenchmarkResult, Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.base.errors import Fault
 from allstep.common.files.records import Count, NonNegative, Positive
@@ -56,28 +49,6 @@ def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(ours, reference, strict=True))
 
 
-def median_difference(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the median of the rounds' differences, ours minus the reference."""
-    return statistics.median(one - other for one, other in zip(ours, reference, strict=True))
-
-
-def compared(
-    what: str,
-    ours: Sequence[float],
-    reference: Sequence[float],
-    *,
-    target: str = "",
-    by: Callable[[Sequence[float], Sequence[float]], float] = median_ratio,
-) -> Figure:
-    """Return the row of two series of samples: their medians, and the median of the rounds' ratios or differences."""
-    return Figure(what, statistics.median(ours), statistics.median(reference), by(ours, reference), target)
-
-
-def largest_relative_difference(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the largest |a - b| / |b| over two curves of the same length."""
-    return max(abs(one - other) / abs(other) for one, other in zip(ours, reference, strict=True))
-
-
 def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]:
     """Return the command that runs a module on `num_ranks` ranks under horovodrun; without a launcher for None."""
     return [*start("horovodrun" if num_ranks else None, num_ranks), "-m", module, *map(str, arguments)]
@@ -91,29 +62,12 @@ def run(*commands: Sequence[str]) -> list[str]:
     with ExitStack() as stack:
         jobs = [stack.enter_context(running(command)) for command in commands]
         for job, command in zip(jobs, commands, strict=True):
-            _wait(job, command)
+            wait(job, command)
         return [job.printed() for job in jobs]
 
 
-def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float:
-    """Start a job and return the seconds until `happened`; the job then runs to its end.
-
-    Raises BenchmarkFailed if the job failed, or ended before `happened`.
-    """
-    started = time.perf_counter()
-    with running(command) as job:
-        while not happened():
-            if job.status is not None and not happened():
-                break
-            time.sleep(0.005)
-        seconds = time.perf_counter() - started
-        _wait(job, command)
-    if not happened():
-        raise BenchmarkFailed(f"{' '.join(command)} ended without what was waited for")
-    return seconds
-
-
-def _wait(job: Job, command: Sequence[str]) -> None:
+def wait(job: Job, command: Sequence[str]) -> None:
+    """Wait until a job ends. Raises BenchmarkFailed if it failed, TookTooLong if it took longer than JOB_SECONDS."""
     try:
         status = job.wait(JOB_SECONDS)
     except (TimeoutError, TookTooLong) as error:  # from the job, or from a caller's own time limit
@@ -122,61 +76,10 @@ def _wait(job: Job, command: Sequence[str]) -> None:
         raise BenchmarkFailed(f"{' '.join(command)} ended with status {status}:\n{job.printed()}")
 
 
-def print_table(figures: Sequence[Figure]) -> None:
-    """Print one line per figure, under the columns' names."""
-    width = max(len(figure.what) for figure in figures)
-    print(f"{'':{width}} {'ours':>10} {'reference':>10} {'ratio':>10} {'target':>9}  reached")
-    print_rows(figures, width, sys.stdout)
-
-
-def print_rows(figures: Sequence[Figure], width: int, file: TextIO) -> None:
-    """Print the lines of a table whose first column is `width` wide."""
-    for figure in figures:
-        verdict = ("yes" if figure.reached else "NO") if figure.target else ""
-        print(
-            f"{figure.what:{width}} {figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g} "
-            f"{figure.target:>9}  {verdict}",
-            file=file,
-            flush=True,
-        )
-
-
-def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -> None:
-    """Write figures and raw samples to the user's file."""
-    result = BenchmarkResult(
-        figures=tuple(figures),
-        samples=samples,
-        time=files.now(),
-        load_average=os.getloadavg(),
-        num_cores=len(os.sched_getaffinity(0)),
-    )
-    files.write_output(path, result)
-
-
-def printed_rates(printed: str) -> list[float]:
-    """Return images/s of each epoch after the first from a run's output; such runs write no files, only train."""
-    return [float(rate) for rate in re.findall(r"Images/sec = ([\d.]+)", printed)][1:]
-
-
 def epoch_rates(output_dir: Path) -> list[float]:
     """Return the images per second of each epoch of a trainer's run after the first, which warms up."""
     epochs = read_events(output_dir / FILE).epochs
     return [epoch.images_per_second for epoch in epochs if epoch.images_per_second is not None][1:]
-
-
-def new_output(directory: Path) -> Path:
-    """Return a path in a new folder, for the output of a job."""
-    return Path(tempfile.mkdtemp(dir=directory)) / "output"
-
-
-def run_handwritten(directory: Path, command: Callable[[Path], Sequence[str]]) -> Handwritten:
-    """Run a hand-written script and return what it wrote. Raises BenchmarkFailed if it failed.
-
-    `command` returns the script's command, which writes to the given path.
-    """
-    output = new_output(directory)
-    run(command(output))
-    return files.read_json(Handwritten, output)
 
 
 CONFIDENCE = 0.95

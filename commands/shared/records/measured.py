@@ -1,6 +1,5 @@
 """Measurements: what a measured rank writes (blocks of steps, epochs, memory), and figures with their targets."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -79,11 +78,6 @@ class Figure:
         return self.ratio >= float(bound) if relation == ">=" else self.ratio <= float(bound)
 
 
-def missing(what: str, why: str) -> Figure:
-    """Return a row for a figure that could not be measured, with a target that is not reached."""
-    return Figure(f"{what}: {why}", math.nan, math.nan, math.nan, "<= 0")
-
-
 @dataclass(frozen=True)
 class BenchmarkResult:
     """A result of a benchmark."""
@@ -97,13 +91,3 @@ class BenchmarkResult:
     time: str | None = None
     load_average: tuple[float, ...] | None = None
     num_cores: int | None = None
-
-
-@dataclass(frozen=True)
-class Handwritten:
-    """Results of a hand-written script with which a trainer is compared."""
-
-    images_per_second: tuple[float, ...]
-    """Images per second of each epoch."""
-    losses: tuple[float, ...] = ()
-    """Mean loss of each global batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from compared import cell, estimate, made, output, result
 
+from allstep.benchmarks.reproducibility import rankings
 from allstep.commands.compare import ranking, samples
 from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult
@@ -46,12 +47,12 @@ def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple
     ids=str,
 )
 def test_strategies_are_ranked_as_far_as_they_are_known_to_differ(names, expected):
-    found = ranking.rankings(ranked(*names))
+    found = rankings(ranked(*names))
     assert found == ({("synthetic-weak", "pytorch", "cnn", 64, "float32", 2): expected} if expected else {})
 
 
 def test_a_single_round_tells_nothing_apart():
-    assert list(ranking.rankings(ranked("horovod", "fsdp", num_rounds=1)).values()) == ["horovod ~ fsdp"]
+    assert list(rankings(ranked("horovod", "fsdp", num_rounds=1)).values()) == ["horovod ~ fsdp"]
 
 
 def test_rivals_are_those_of_the_same_place_that_may_be_compared():

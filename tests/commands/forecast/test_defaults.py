@@ -38,7 +38,7 @@ def test_defaults_are_better_than_the_baselines_for_each_kind_of_link():
             for forecasts in (
                 [point.forecast(values) for point in points],
                 [forecast_fit.ALWAYS] * len(points),
-                [point.without_overlap() for point in points],
+                [forecast_fit.without_overlap(point) for point in points],
             )
         )
         assert ours < min(always, apart), kind
