@@ -11,8 +11,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from allstep.common.base.errors import UserError, summary
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, summary, warn
 from allstep.common.data.images.crop import cut
 from allstep.common.data.images.encoded import EncodedImage
 

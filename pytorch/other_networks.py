@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import UserError, note
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, no_gradient, unknown_name
 from allstep.common.data.datasets import Dataset

@@ -17,8 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import UserError, note
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import (
     cannot_build,

@@ -37,9 +37,8 @@ from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.checkout import setup_command
-from allstep.common.base.errors import Fault, UserError, quote
+from allstep.common.base.errors import Fault, UserError, print_line, quote
 from allstep.common.base.flag_types import MAX_COUNT, MAX_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
-from allstep.common.base.terminal import print_line
 from allstep.common.catalog.networks import IMAGE_MODELS, MODELS
 from allstep.common.process.requirements import need
 

@@ -25,7 +25,7 @@ from allstep.commands.compare.measuring import Comparison
 from allstep.commands.compare.table import MIN_REPETITIONS, print_tables
 from allstep.commands.shared import nvml
 from allstep.commands.shared.records.files import command
-from allstep.common.base.errors import Fault
+from allstep.common.base.errors import Fault, warn
 from allstep.common.base.flag_types import (
     MAX_ROUNDS,
     WEEK,
@@ -39,7 +39,6 @@ from allstep.common.base.flag_types import (
     one_of,
     whole,
 )
-from allstep.common.base.terminal import warn
 from allstep.common.catalog.networks import check_frameworks, check_model, image_model_name
 from allstep.common.catalog.strategies import FRAMEWORKS, strategy_names
 from allstep.common.checkpoint import OutputDirectory

@@ -21,9 +21,8 @@ from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Measured
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.shared.turns import Launch, Watch, run_in_turn
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, print_line, warn
 from allstep.common.base.progress_bar import ProgressBar
-from allstep.common.base.terminal import print_line, warn
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 

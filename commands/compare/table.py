@@ -10,8 +10,7 @@ from allstep.commands.compare.ranking import answers
 from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import resolution
 from allstep.commands.shared.page.document import Table, amount, mebibytes, median, print_table, share
-from allstep.common.base.errors import printable
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import print_line, printable
 
 
 def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from allstep.commands.doctor.finding import Finding, fault, ok, ranks, size, warning
 from allstep.commands.doctor.launchers import find_mpirun
 from allstep.commands.hosts.command import Host, to_list
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import quoted
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, Positive, from_json, to_json
 

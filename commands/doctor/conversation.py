@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from allstep.commands.doctor.agent import MARK, Hello, Question
 from allstep.commands.doctor.finding import Finding, fault
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import quoted
 from allstep.common.files import strict_json
 from allstep.common.files.records import from_json, to_json
 from allstep.common.files.schema import Mismatch

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from allstep.commands.evaluate.samples import words_for
 from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.api.user_parts import Parts
-from allstep.common.base.errors import UserError, printable, quote
+from allstep.common.base.errors import UserError, print_line, printable, quote
 from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
-from allstep.common.base.terminal import print_line
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.cli.command_line import parse_beside
 from allstep.common.cli.validation import DATA_FLAGS

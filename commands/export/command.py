@@ -27,9 +27,8 @@ import numpy as np
 from allstep.commands.evaluate.samples import words_for
 from allstep.commands.shared.records.files import written_whole
 from allstep.commands.shared.scratch import scratch_folder
-from allstep.common.base.errors import UserError, first_paragraph, printable, quote
+from allstep.common.base.errors import UserError, first_paragraph, note, print_line, printable, quote
 from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
-from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog import user_file
 from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES

@@ -48,8 +48,7 @@ from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import LARGEST_ERROR, MIN_COVERAGE, check, published_points
 from allstep.commands.shared.page.document import print_table
 from allstep.commands.shared.records import files
-from allstep.common.base.errors import printable
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import print_line, printable
 
 _CALIBRATED = "as in the runs"
 """Name of a cost that comes from calibrated values, which no run separates."""

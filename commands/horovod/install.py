@@ -15,8 +15,7 @@ from allstep.commands.horovod.logged import pip, pip_command, run_logged
 from allstep.commands.horovod.patch_series import series
 from allstep.commands.horovod.target import Target, check_no_foreign_horovod, this_environment, torch_cuda, version_of
 from allstep.commands.horovod.wheel import write_sum
-from allstep.common.base.errors import UserError, quote
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, quote, warn
 from allstep.common.files.disk import write_atomically
 from allstep.common.launch.versions import check_version
 

@@ -25,9 +25,8 @@ from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 
 from allstep.common.base.checkout import trainer
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quoted
 from allstep.common.base.flag_types import Parser
-from allstep.common.base.terminal import quoted
 from allstep.common.files.regular_file import read_regular
 from allstep.common.launch.slurm import compress, expand_nodelist, tasks_per_node
 from allstep.common.launch.variables import MAX_PER_HOST

@@ -21,9 +21,8 @@ from allstep.commands.prove.launching import ITSELF, MIRRORED, TF_CONFIG, Script
 from allstep.commands.prove.report import as_json, report
 from allstep.commands.prove.runs import Runs
 from allstep.commands.shared.jobs import LAUNCHERS
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, print_line, quote
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, number, one_of, whole
-from allstep.common.base.terminal import print_line
 from allstep.common.files.regular_file import read_regular
 from allstep.common.process.exit import run_rank
 

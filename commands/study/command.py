@@ -22,9 +22,8 @@ from allstep.commands.study.judging import judge
 from allstep.commands.study.records import StudyResult
 from allstep.commands.study.running import begin, run_lacking, variants
 from allstep.commands.study.section import outcome, study
-from allstep.common.base.errors import printable
+from allstep.common.base.errors import print_line, printable, warn
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
-from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.cli.command_line import parse_beside

@@ -16,9 +16,8 @@ import numpy as np
 
 from allstep.commands.shared.rank import open_session
 from allstep.commands.shared.records.files import output_file
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, warn
 from allstep.common.base.flag_types import Parser, number, one_of, whole
-from allstep.common.base.terminal import warn
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.exit import run_rank

@@ -29,7 +29,7 @@ from allstep.commands.shared.records.files import command, written_whole
 from allstep.commands.tune.space import Space, corners, read_space
 from allstep.commands.tune.study import DIRECTIONS, keep_trials, next_trial, open_study
 from allstep.common.api.session import words_of
-from allstep.common.base.errors import Fault, UserError, quote
+from allstep.common.base.errors import Fault, UserError, note, print_line, quote
 from allstep.common.base.flag_types import (
     MAX_COUNT,
     WEEK,
@@ -42,7 +42,6 @@ from allstep.common.base.flag_types import (
     whole,
 )
 from allstep.common.base.progress_bar import ProgressBar
-from allstep.common.base.terminal import note, print_line
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.cli.command_line import parse, parse_beside
 from allstep.common.files.disk import try_file

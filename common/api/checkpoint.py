@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, warn
 from allstep.common.files import array_json
 from allstep.common.files.disk import discard, foreign_entries, unused
 from allstep.common.launch.placement import find_placement

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import print_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from allstep.common.base.errors import Fault, UserError, quote, summary
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import Fault, UserError, note, quote, summary
 from allstep.common.catalog.user_modules import is_installed, run_file, running
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.process.output import EXIT_CLOSED_PIPE

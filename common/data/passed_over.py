@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from allstep.common.base.errors import quote
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import quote, warn
 from allstep.common.launch.placement import apparent_rank
 
 

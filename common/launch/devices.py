@@ -7,8 +7,7 @@ ranks can communicate, because all ranks must train on GPUs, or all on CPUs.
 import os
 from collections.abc import Mapping
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import UserError, note
 from allstep.common.launch.placement import Placement
 
 

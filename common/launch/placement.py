@@ -10,9 +10,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quoted
 from allstep.common.base.resources import cpu_quota, usable_cores
-from allstep.common.base.terminal import quoted
 from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
 from allstep.common.launch.variables import MAX_RANKS, read_address, read_num_threads, read_number
 

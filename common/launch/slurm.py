@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
 from string import digits
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import UserError, quoted
 
 # More than any cluster has; a list of more hosts, or of longer names, is a mistake or an attempt to fill the memory.
 _MAX_HOSTS = 2**16

@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from allstep.common.base.errors import Fault, UserError
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import Fault, UserError, quoted
 from allstep.common.launch.placement import Placement
 
 _POLL_SECONDS = 0.05

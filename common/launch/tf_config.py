@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import UserError, quoted
 from allstep.common.launch.placement import Placement
 
 # Ranks are numbered in this order of roles.

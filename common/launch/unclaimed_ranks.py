@@ -9,8 +9,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import UserError, quoted
 from allstep.common.launch import tf_config
 from allstep.common.launch.placement import Placement
 from allstep.common.launch.variables import read_number

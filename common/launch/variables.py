@@ -8,8 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import quoted
+from allstep.common.base.errors import UserError, quoted
 
 # Limits of the ranks of a job, and of the hardware threads or GPUs of a host (Linux's NR_CPUS).
 MAX_RANKS = 2**20

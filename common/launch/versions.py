@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allstep.common.base.checkout import setup_command
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note, warn
+from allstep.common.base.errors import UserError, note, warn
 from allstep.common.launch.placement import Placement, apparent_rank
 
 TESTED = {"torch": ((2, 9), (2, 14)), "tensorflow": ((2, 19), (2, 21))}

@@ -18,8 +18,7 @@ import traceback
 from collections.abc import Callable
 from os import _exit  # while a user's code runs, os has another one
 
-from allstep.common.base.errors import Fault, UserError, quote, summary
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import Fault, UserError, print_line, quote, summary
 from allstep.common.files.disk import NO_ROOM
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
 from allstep.common.process.output import ending_output, write_to_terminal

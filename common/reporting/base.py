@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, print_line
 from allstep.common.base.progress_bar import ProgressBar
-from allstep.common.base.terminal import print_line
 from allstep.common.files.disk import NO_ROOM, write_atomically
 
 

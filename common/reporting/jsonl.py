@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, warn
 from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
 from allstep.common.files.disk import unused

@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from allstep.common.base.errors import UserError, summary
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, summary, warn
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.recipe.progress import Progress
 from allstep.common.reporting.base import CURVES, Reporter, output_dir_errors, scalars

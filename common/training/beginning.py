@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, warn
 from allstep.common.checkpoint import TrainState
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint, trace

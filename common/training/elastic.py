@@ -22,8 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from allstep.common.base.compat import wait_without_polling
-from allstep.common.base.errors import Fault, RanksLost, UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import Fault, RanksLost, UserError, note
 from allstep.common.cli.strategy_flags import named
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import GLOO_STORE, Placement

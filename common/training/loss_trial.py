@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, warn
 from allstep.common.base.random_state import seeded
-from allstep.common.base.terminal import warn
 from allstep.common.training.hooks import Check
 from allstep.common.training.trial import num_parts
 

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from allstep.common.base.errors import UserError, summary
-from allstep.common.base.terminal import note, warn
+from allstep.common.base.errors import UserError, note, summary, warn
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files.disk import write_atomically
 from allstep.common.launch.placement import Placement

@@ -19,8 +19,7 @@ import numpy as np
 import xxhash
 
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, warn
 from allstep.common.checkpoint.select import checkpoint_directories
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset, Split

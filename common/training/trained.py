@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep.common import checkpoint
-from allstep.common.base.errors import UserError, quote
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, quote, warn
 from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.files import MANIFEST
 from allstep.common.checkpoint.manifest import Manifest

@@ -15,8 +15,7 @@ import numpy as np
 
 from allstep.common import reporting
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.errors import Fault
-from allstep.common.base.terminal import note, warn
+from allstep.common.base.errors import Fault, note, warn
 from allstep.common.base.version import VERSION
 from allstep.common.checkpoint import Checkpoints, OutputDirectory
 from allstep.common.checkpoint.state import described

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import warn
+from allstep.common.base.errors import UserError, warn
 from allstep.common.catalog.losses import LOSSES
 from allstep.common.training.hooks import Check
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import print_line
 from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.parent_watchdog import end_cut_off_daemon
 from allstep.common.watch import stall_detection

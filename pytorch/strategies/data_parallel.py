@@ -2,8 +2,7 @@
 
 import torch
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import UserError, note
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.single import Single
 

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet
 
-from allstep.common.base.errors import summary
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import note, summary
 from allstep.common.exact.replica_check import DROP_IN_CHECK, OUT_OF_STEP, digest
 from allstep.tensorflow.compat import is_in_xla, layers_of
 from allstep.tensorflow.drop_in.collectives import native

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import note
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
 from allstep.tensorflow.drop_in.collectives import gather, per_rank

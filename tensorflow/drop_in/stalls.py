@@ -5,8 +5,7 @@ import os
 import signal
 import sys
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import UserError, note
 from allstep.common.launch.placement import Placement
 from allstep.common.launch.variables import read_number
 from allstep.tensorflow.drop_in.reduction import is_elastic

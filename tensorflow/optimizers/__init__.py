@@ -7,8 +7,7 @@ saving, `jit_compile`, tf.distribute.
 import keras
 
 from allstep.common.api.user_parts import check_kind
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import note
+from allstep.common.base.errors import UserError, note
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.launch.placement import apparent_rank
 from allstep.tensorflow.compat import layers_of, parts, trained_variables

@@ -10,8 +10,7 @@ from typing import Any
 
 from allstep.commands.shared.measure import Estimate
 from allstep.commands.shared.page.figures import Drawing
-from allstep.common.base.errors import printable
-from allstep.common.base.terminal import visible
+from allstep.common.base.errors import printable, visible
 
 NOTHING = "–"
 _LOG_WIDTH = 160

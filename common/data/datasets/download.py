@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import UserError, print_line
 from allstep.common.config.data_config import redact_url
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import write_atomically

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError, quote
+from allstep.common.base.errors import UserError, note, quote, warn
 from allstep.common.base.random_state import draws, seeded
-from allstep.common.base.terminal import note, warn
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.arrays import channels_last, is_tensor, plain

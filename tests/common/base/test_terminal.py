@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 
-from allstep.common.base.terminal import print_line, warn
+from allstep.common.base.errors import print_line, warn
 
 SCRIPT = """
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import print_line
 from allstep.common.reporting.base import EpochLines
 print_line("said")
 EpochLines().event("epoch", epoch=1, cumulative_seconds=1.0, epoch_seconds=1.0, images_per_second=9.0,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.base.terminal import print_line
+from allstep.common.base.errors import print_line
 from allstep.common.launch.placement import find_placement
 from allstep.tensorflow import Session
 
