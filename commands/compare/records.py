@@ -8,8 +8,7 @@ from allstep.commands.shared.jobs import Status
 from allstep.commands.shared.machine import Environment
 from allstep.commands.shared.measure import Estimate
 from allstep.commands.shared.records.measured import Block, EpochResult
-from allstep.common.files.records import NonNegative
-from allstep.common.files.schema import Mismatch
+from allstep.common.files.schema import Mismatch, NonNegative
 
 SUMMARY = "compare.json"
 

@@ -25,7 +25,7 @@ from allstep.commands.shared.jobs import Job, running, start
 from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, quote
 from allstep.common.files import strict_json
-from allstep.common.files.records import from_json
+from allstep.common.files.schema import from_json
 from allstep.common.launch.rendezvous import free_ports
 
 ITSELF = "python"

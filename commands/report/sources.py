@@ -19,8 +19,7 @@ from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import FILE, End, Epoch, ProfileResult, Start, read_events
 from allstep.commands.study.records import SUMMARY, StudyResult
 from allstep.commands.tune.study import SearchResult
-from allstep.common.files.records import from_json
-from allstep.common.files.schema import Mismatch
+from allstep.common.files.schema import Mismatch, from_json
 from allstep.common.files.strict_json import NotJson
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)

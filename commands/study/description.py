@@ -12,8 +12,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
-from allstep.common.files.records import NonNegative, Positive, from_json
-from allstep.common.files.schema import LARGEST, Mismatch, anything, brief, list_of, matching, whole
+from allstep.common.files.schema import (
+    LARGEST,
+    Mismatch,
+    NonNegative,
+    Positive,
+    anything,
+    brief,
+    from_json,
+    list_of,
+    matching,
+    whole,
+)
 
 FOLDER = Path(__file__).parent / "studies"
 STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))

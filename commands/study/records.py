@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from allstep.commands.study.description import Description
-from allstep.common.files.records import Count, NonNegative
-from allstep.common.files.schema import Mismatch
+from allstep.common.files.schema import Count, Mismatch, NonNegative
 
 SUMMARY = "study.json"
 

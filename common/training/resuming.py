@@ -24,8 +24,19 @@ from allstep.common.checkpoint.weights_file import check_readable, is_weights_fi
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, dataset_name
 from allstep.common.config.train_config import MOMENTUM_OPTIMIZERS, OptimizerConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint
-from allstep.common.files.records import Count, NonNegative, Whole, from_json
-from allstep.common.files.schema import Mismatch, Shape, brief, number, one_of, text, whole
+from allstep.common.files.schema import (
+    Count,
+    Mismatch,
+    NonNegative,
+    Shape,
+    Whole,
+    brief,
+    from_json,
+    number,
+    one_of,
+    text,
+    whole,
+)
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.recipe.schedule import Schedule, is_grown
 from allstep.common.training.description import Description, check_same, read_description

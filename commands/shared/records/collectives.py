@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from allstep.common.files.records import Count, NonNegative, Positive
-from allstep.common.files.schema import whole
+from allstep.common.files.schema import Count, NonNegative, Positive, whole
 
 
 @dataclass(frozen=True)

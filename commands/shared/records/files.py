@@ -16,9 +16,8 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import nonempty_path
 from allstep.common.files import strict_json
 from allstep.common.files.disk import named_by_user, try_file, write_atomically
-from allstep.common.files.records import from_json, to_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import Mismatch, brief
+from allstep.common.files.schema import Mismatch, brief, from_json, to_json
 from allstep.common.files.strict_json import NotJson
 
 _LARGEST_FILE = 16 * 2**20  # ten times the size of a long comparison

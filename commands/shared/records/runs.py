@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from allstep.common.files import strict_json
-from allstep.common.files.records import Count, NonNegative, Positive, from_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import mapping
+from allstep.common.files.schema import Count, NonNegative, Positive, from_json, mapping
 from allstep.common.files.strict_json import NotJson
 
 FILE = "metrics.jsonl"

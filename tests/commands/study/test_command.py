@@ -23,7 +23,7 @@ from allstep.commands.study.records import SUMMARY, StudyResult, StudyRun
 from allstep.commands.study.running import variants
 from allstep.commands.study.section import study
 from allstep.common.base.errors import UserError
-from allstep.common.files.records import from_json, to_json
+from allstep.common.files.schema import from_json, to_json
 
 CLAIM = {
     "says": "The rate of next to nothing is worse.",

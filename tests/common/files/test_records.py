@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from allstep.common.files.records import Count, Positive, from_json, to_json
-from allstep.common.files.schema import Mismatch, list_of, number, whole
+from allstep.common.files.schema import Count, Mismatch, Positive, from_json, list_of, number, to_json, whole
 
 
 @dataclass(frozen=True)
