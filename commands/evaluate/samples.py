@@ -20,7 +20,7 @@ from allstep.common.catalog import user_file
 from allstep.common.cli.validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets import Dataset, Split
-from allstep.common.data.datasets.subset import Subset
+from allstep.common.data.datasets.base import Subset
 from allstep.common.data.formats.parts import files_below
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import EncodedSplit, prepare_decoding

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.data.datasets.base import Dataset, Split
-from allstep.common.data.datasets.subset import Subset
+from allstep.common.data.datasets.base import Dataset, Split, Subset
 from allstep.common.data.passed_over import tell
 from allstep.common.data.sharding import sample_order
 from allstep.common.files.npy import read_numbers

@@ -23,7 +23,7 @@ from allstep.common.base.errors import UserError, warn
 from allstep.common.checkpoint.select import checkpoint_directories
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset, Split
-from allstep.common.data.datasets.subset import Subset
+from allstep.common.data.datasets.base import Subset
 from allstep.common.data.formats.python_file import CheckedSplit
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.sharding import Curriculum

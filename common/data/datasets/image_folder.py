@@ -17,8 +17,7 @@ import xxhash
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.classes import look
-from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.subset import hold_out
+from allstep.common.data.datasets.base import Dataset, hold_out
 from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, files_below, folders_in, part_named
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding

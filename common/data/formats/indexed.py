@@ -9,9 +9,8 @@ import numpy as np
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.base import Dataset, hold_out
 from allstep.common.data.datasets.files import unpack_once, unpacked
-from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
 from allstep.common.data.formats.labels import MAX_NAME_CHARACTERS
 from allstep.common.data.formats.parts import find_parts

@@ -14,8 +14,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.base import ArraySplit, Dataset
-from allstep.common.data.datasets.subset import hold_out
+from allstep.common.data.datasets.base import ArraySplit, Dataset, hold_out
 from allstep.common.data.formats.arrays import array_split
 from allstep.common.data.formats.parts import PART, UNNAMED, choose_fields, choose_parts
 from allstep.common.data.formats.task_inference import describe

@@ -13,8 +13,7 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import call, call_often, import_function, parse
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.datasets.base import Dataset, Split
-from allstep.common.data.datasets.subset import hold_out
+from allstep.common.data.datasets.base import Dataset, Split, hold_out
 from allstep.common.data.formats.arrays import array_split, channels_last, inputs_of, is_tensor, plain, targets_of
 from allstep.common.data.formats.map_style import MapStyle, is_map_style, torch_wrapper
 from allstep.common.data.formats.task_inference import MAX_CLASSES, describe

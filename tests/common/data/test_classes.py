@@ -13,8 +13,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import check_loss
 from allstep.common.config.train_config import OptimizerConfig, TrainConfig
 from allstep.common.data.classes import BalancedOrder, class_weights_of, labels_of, tell_alike
-from allstep.common.data.datasets.base import ArraySplit, Dataset
-from allstep.common.data.datasets.subset import Subset
+from allstep.common.data.datasets.base import ArraySplit, Dataset, Subset
 
 # Class 2 has no samples.
 SIZES = (300, 11, 0, 57, 2)
