@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from allstep.common.catalog.losses import default_loss
-from allstep.common.catalog.metrics import are_of_scores
+from allstep.common.catalog.losses import are_of_scores, default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch

@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.losses import default_loss
-from allstep.common.catalog.metrics import are_of_scores
+from allstep.common.catalog.losses import are_of_scores, default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch

@@ -20,8 +20,7 @@ from allstep.common.base.flag_types import (
     step_range,
     whole,
 )
-from allstep.common.catalog.losses import loss_name
-from allstep.common.catalog.metrics import best_name, metric_name
+from allstep.common.catalog.losses import best_name, loss_name, metric_name
 from allstep.common.catalog.networks import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_argument, model_name
 from allstep.common.config.data_config import DataConfig, redact_url
 

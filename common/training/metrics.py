@@ -17,8 +17,7 @@ import numpy as np
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
-from allstep.common.catalog.losses import metric_of
-from allstep.common.catalog.metrics import LOSS, are_of_scores, entry_of, field_of, metrics_of, top_k
+from allstep.common.catalog.losses import LOSS, are_of_scores, entry_of, field_of, metric_of, metrics_of, top_k
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.datasets.base import Split
@@ -51,8 +50,8 @@ class Metrics:
         """Build them. Raises UserError if one is in a user's file that cannot be imported or has none.
 
         Args:
-            of_scores: whether outputs come as `Scores`; see `common.catalog.metrics.are_of_scores`.
-            names: see `common.catalog.metrics.metrics_of`; the first one is in the epoch line.
+            of_scores: whether outputs come as `Scores`; see `common.catalog.losses.are_of_scores`.
+            names: see `common.catalog.losses.metrics_of`; the first one is in the epoch line.
             best_by: metric, or loss, by which checkpoints are compared.
         """
         self.metrics: tuple[Metric, ...] = tuple(_metric(name, dataset) for name in names)

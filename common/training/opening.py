@@ -10,8 +10,7 @@ import numpy as np
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.resources import available_memory
-from allstep.common.catalog.losses import check_loss
-from allstep.common.catalog.metrics import metrics_of
+from allstep.common.catalog.losses import check_loss, metrics_of
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data import datasets

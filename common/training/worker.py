@@ -81,7 +81,7 @@ class Worker(ABC):
     def eval_step(self, batch: Batch) -> tuple[float, np.ndarray]:
         """Return the loss summed over this rank's samples, and the network's outputs for them, float32 (n, ...).
 
-        Where `common.catalog.metrics.are_of_scores`, it returns `common.training.metrics.Scores` of them.
+        Where `common.catalog.losses.are_of_scores`, it returns `common.training.metrics.Scores` of them.
         """
 
     @abstractmethod

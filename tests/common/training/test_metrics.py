@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 
 from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.metrics import METRICS, metric_name, metrics_of
+from allstep.common.catalog.losses import METRICS, metric_name, metrics_of
 from allstep.common.checkpoint import load_manifest
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
