@@ -78,7 +78,13 @@ from allstep.tensorflow.drop_in import elastic as elastic  # noqa: F401
 from allstep.tensorflow.drop_in.batch_norm import SyncBatchNormalization  # noqa: F401
 from allstep.tensorflow.drop_in.collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter  # noqa: F401
 from allstep.tensorflow.drop_in.collectives import gather as _gather
-from allstep.tensorflow.drop_in.hooks import compiled_models, has_keras_step, track_model
+from allstep.tensorflow.drop_in.hooks import (
+    compiled_models,
+    has_keras_step,
+    policy_of_saved_optimizer,
+    restore_h5_optimizer,
+    track_model,
+)
 from allstep.tensorflow.drop_in.optimizer import (
     DistributedOptimizer,
     distribute_again,
@@ -86,7 +92,6 @@ from allstep.tensorflow.drop_in.optimizer import (
     saved_entry,
 )
 from allstep.tensorflow.drop_in.reduction import is_elastic
-from allstep.tensorflow.drop_in.saved_files import policy_of_saved_optimizer, restore_h5_optimizer
 from allstep.tensorflow.drop_in.saving import make_plain
 from allstep.tensorflow.drop_in.stalls import STALL_SECONDS, limit_stalls
 

@@ -1,20 +1,26 @@
-"""Replacements for Keras functions that would drop a distributed optimizer, or fail with one.
+"""Replacements for Keras functions that would drop a distributed optimizer, or its saved state, or fail with one.
 
 Importing this module installs them. Plain optimizers behave as before.
 """
 
+import contextlib
 import functools
 import gc
 import inspect
+import io
 import itertools
+import os
 import weakref
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import h5py
 import keras
 
 from allstep.tensorflow.compat import (
     fill_legacy_optimizers,
+    h5_optimizer_weights,
     is_in_xla,
     layers_of,
     wrap_configurations,
@@ -24,7 +30,7 @@ from allstep.tensorflow.compat import (
 from allstep.tensorflow.drop_in.batch_norm import synchronises
 from allstep.tensorflow.drop_in.first_steps import checked
 from allstep.tensorflow.drop_in.fit_guard import guarded
-from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, restore, saved_entry
+from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, parts, restore, saved_entry
 from allstep.tensorflow.drop_in.replicas import refusal
 from allstep.tensorflow.drop_in.saving import KEY, Undistributed, make_plain, specialise
 from allstep.tensorflow.drop_in.xla import compiled_step
@@ -173,3 +179,56 @@ wrap_model_method("train_step", _train_step)
 wrap_configurations(_write_configuration, _read_configuration)
 wrap_loss_scaling(_loss_scale_init)
 fill_legacy_optimizers()  # scripts use them, since Horovod's wrapper did not support the new optimizers of Keras 2.11
+
+
+_POLICY = "mixed_float16"
+
+
+@contextlib.contextmanager
+def policy_of_saved_optimizer(filepath: str | os.PathLike[str]) -> Iterator[None]:
+    """Have Keras scale the loss of the model that it loads in the block, if the file's optimizer did.
+
+    `compile` adds the scaling by the global policy, which the file does not hold; layers keep their own policies.
+    """
+    before = keras.config.dtype_policy()
+    if _scales_loss(filepath):
+        keras.config.set_dtype_policy(_POLICY)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _scales_loss(filepath: str | os.PathLike[str]) -> bool:
+    """Return whether the file has the state of a loss scale; what is no saved model is left to Keras."""
+    if zipfile.is_zipfile(filepath):
+        with zipfile.ZipFile(filepath) as archive:
+            if "model.weights.h5" not in archive.namelist():
+                return False
+            with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
+                return "optimizer/inner_optimizer" in file
+    if h5py.is_hdf5(filepath):
+        with h5py.File(filepath) as file:
+            names = file["optimizer_weights"].attrs.get("weight_names", []) if "optimizer_weights" in file else []
+            return any(b"dynamic_scale" in (name if isinstance(name, bytes) else name.encode()) for name in names)
+    return False
+
+
+def restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike[str], options: dict[str, Any]) -> None:
+    """Replace the model's optimizer by one with the file's slots.
+
+    Keras 3 builds the optimizer of an .h5 file for no variables, so it loses the slots and refuses to train.
+    """
+    steps = max(part.gradient_accumulation_steps or 0 for part in parts(model.optimizer))
+    if steps and "backward_passes_per_step" not in options and not options.get("average_aggregated_gradients"):
+        raise ValueError(
+            f"expected backward_passes_per_step={steps} (the sum of the gradients) or average_aggregated_gradients="
+            f"True (their mean), since {filepath} does not say; received neither. A .keras file keeps it."
+        )
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with h5py.File(filepath) as file:
+        weights = h5_optimizer_weights(file)
+        for variable, weight in zip(optimizer.variables, weights, strict=True):
+            variable.assign(weight[()])
+    model.optimizer = optimizer
