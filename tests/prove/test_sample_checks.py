@@ -9,8 +9,8 @@ import torch
 from prove_records import STEP, map_steps, names, run
 
 from allstep.commands.prove.checks import findings, perhaps
-from allstep.commands.prove.observer import samples
-from allstep.commands.prove.observer.loops import may_end_early
+from allstep.commands.prove.observer import values
+from allstep.commands.prove.observer.progress import may_end_early
 from allstep.commands.prove.observer.pytorch_data import held
 from allstep.commands.prove.records import (
     Batch,
@@ -122,7 +122,7 @@ def test_loops_that_may_end_early(body, expected, tmp_path):
 
 def test_what_a_data_set_holds(monkeypatch):
     """Random augmentation leaves the data the same; purely random samples and streams have no identity."""
-    monkeypatch.setattr(samples, "_HELD_SECONDS", 600.0)  # a busy host has time for fewer samples
+    monkeypatch.setattr(values, "_HELD_SECONDS", 600.0)  # a busy host has time for fewer samples
 
     class Random:
         def __init__(self, scale):

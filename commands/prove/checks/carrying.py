@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from allstep.commands.prove.observer.loops import parsed
+from allstep.commands.prove.observer.progress import parsed
 
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from allstep.commands.prove.checks.samples import global_batches, same_samples
 from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.observer.loops import parsed
+from allstep.commands.prove.observer.progress import parsed
 from allstep.commands.prove.records import ADASUM, AVERAGES_WEIGHTS, FOLLOWS_LOSSES, Collective, Step, Unseen
 from allstep.commands.prove.runs import Run, Runs
 

@@ -12,8 +12,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
-from allstep.commands.prove.observer.samples import held
-from allstep.commands.prove.observer.values import digest
+from allstep.commands.prove.observer.values import digest, held
 from allstep.commands.prove.records import Held, LoopEnd, Resumed, Waiting
 
 

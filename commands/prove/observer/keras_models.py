@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from allstep.commands.prove.observer.keras_values import call_with, some_values
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
-from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.tf_distribute import current_replica
-from allstep.commands.prove.observer.values import digest
+from allstep.commands.prove.observer.values import Samples, digest
 from allstep.commands.prove.records import RUNNING, Forward
 
 # Steps in which fit, evaluate and predict call a model, and whether it trains there; predictions are not checked.

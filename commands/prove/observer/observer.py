@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from allstep.commands.prove.observer import loops
+from allstep.commands.prove.observer import progress
 from allstep.commands.prove.observer.guarding import Guard, Observation
 from allstep.commands.prove.observer.progress import Progress
 from allstep.commands.prove.records import (
@@ -179,7 +179,7 @@ class Observer:
         self._num_loops += 1
         line = self.line()
         if may_end_early is None:
-            may_end_early = loops.may_end_early(self.script, int(line.rpartition(":")[2] or 0))
+            may_end_early = progress.may_end_early(self.script, int(line.rpartition(":")[2] or 0))
         loop = Loop(self._num_loops, line, num_batches, may_end_early=may_end_early, **fields)
         self.write(loop)
         return loop
@@ -195,7 +195,7 @@ class Observer:
 
     def may_stop(self, frame: FrameType | None) -> bool:
         """Return whether an iteration that goes on in `frame` may be ended there."""
-        return loops.may_stop(frame, self._script)
+        return progress.may_stop(frame, self._script)
 
     def look_last(self, look: Callable[[], Held | None]) -> None:
         """Have a function inspect a data set when the script has ended, and thus cannot be disturbed any more."""

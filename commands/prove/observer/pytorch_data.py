@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from allstep.commands.prove.observer import samples
+from allstep.commands.prove.observer import values
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of
 from allstep.commands.prove.observer.values import digest
@@ -36,7 +36,7 @@ class Loaders:
         self._last_loop = 0
         self._cut: StopIteration | None = None  # the last end of a loop that a library has cut short
         self._last_states: tuple[str, ...] = ()
-        self._rows = observer.quiet("batches of loaders without digests", samples.Samples(as_rows).rows, ())
+        self._rows = observer.quiet("batches of loaders without digests", values.Samples(as_rows).rows, ())
         observer.look_last(lambda: held(self._data_of_loop.get(observer.progress.first_training_loop)))
 
     def observe_iter(self, loader: DataLoader) -> Generator[None, Any, None]:
@@ -169,7 +169,7 @@ def held(data: Any) -> Held | None:
 
     Each sample is read from the same random state, so that random augmentation changes it alike on all ranks.
     """
-    return samples.held(_length(data) or 0, functools.partial(_digest_of, data))
+    return values.held(_length(data) or 0, functools.partial(_digest_of, data))
 
 
 def _digest_of(data: Any, placement: int) -> str:

@@ -13,8 +13,7 @@ from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, some_bytes
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
-from allstep.commands.prove.observer.samples import Samples
-from allstep.commands.prove.observer.values import digest
+from allstep.commands.prove.observer.values import Samples, digest
 from allstep.commands.prove.records import FROZEN, RUNNING, Forward, HostCopy
 
 _FIRST_CALLS = 6

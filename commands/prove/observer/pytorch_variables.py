@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from allstep.commands.prove.observer.loops import parsed
 from allstep.commands.prove.observer.observer import Observer
+from allstep.commands.prove.observer.progress import parsed
 from allstep.commands.prove.observer.pytorch_values import some_bytes
 from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Kept
