@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allstep.commands.shared.jobs import LAUNCHERS, running, start
-from allstep.commands.shared.scratch import scratch_folder
+from allstep.commands.shared.jobs import LAUNCHERS, running, scratch_folder, start
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import max_local_ranks
 from allstep.common.catalog import user_file

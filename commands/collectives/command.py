@@ -30,12 +30,11 @@ from pathlib import Path
 from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings
 from allstep.commands.collectives.section import table_of
 from allstep.commands.forecast.networks import known_networks
-from allstep.commands.shared.jobs import Outcome, environment, run_job, start
+from allstep.commands.shared.jobs import Outcome, environment, run_job, scratch_folder, start
 from allstep.commands.shared.machine import variables
 from allstep.commands.shared.page.document import print_table
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import Fault, UserError, print_line, quote
 from allstep.common.base.flag_types import MAX_COUNT, MAX_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole

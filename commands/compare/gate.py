@@ -32,8 +32,7 @@ from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings, slices_o
 from allstep.commands.compare.records import Verdict
 from allstep.commands.parity import command as parity
 from allstep.commands.parity import curves
-from allstep.commands.shared.jobs import Outcome, train_command
-from allstep.commands.shared.scratch import scratch_folder
+from allstep.commands.shared.jobs import Outcome, scratch_folder, train_command
 from allstep.common.catalog.networks import entry_of
 
 _NUM_SAMPLES, _SIDE = 1437, 8  # of the digits data set

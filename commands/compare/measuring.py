@@ -16,10 +16,9 @@ from allstep.commands.compare.ranking import against
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample, Summary, Verdict
 from allstep.commands.compare.table import rules
 from allstep.commands.shared import machine, nvml
-from allstep.commands.shared.jobs import Outcome
+from allstep.commands.shared.jobs import Outcome, scratch_folder
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Measured
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.shared.turns import Launch, Watch, run_in_turn
 from allstep.common.base.errors import UserError, print_line, warn
 from allstep.common.base.progress_bar import ProgressBar

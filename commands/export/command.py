@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allstep.commands.evaluate.samples import words_for
+from allstep.commands.shared.jobs import scratch_folder
 from allstep.commands.shared.records.files import written_whole
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, first_paragraph, note, print_line, printable, quote
 from allstep.common.base.flag_types import Parser, nonempty_path, nonempty_text, one_of
 from allstep.common.catalog import user_file

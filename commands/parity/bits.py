@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.shared.jobs import LAUNCHERS, start
+from allstep.commands.shared.jobs import LAUNCHERS, scratch_folder, start
 from allstep.commands.shared.measure import run
 from allstep.commands.shared.page.document import Table, print_table
 from allstep.commands.shared.records.runs import FILE
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.catalog.strategies import STRATEGIES
 
 _LAUNCHERS: dict[str, tuple[str | None, ...]] = {

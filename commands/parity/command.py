@@ -40,10 +40,9 @@ from pathlib import Path
 
 from allstep.commands.parity import bits
 from allstep.commands.parity.curves import Curve, Difference, apart, largest, largest_of, read_curve
-from allstep.commands.shared.jobs import train_command
+from allstep.commands.shared.jobs import scratch_folder, train_command
 from allstep.commands.shared.measure import run
 from allstep.commands.shared.page.document import Table, print_table
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, one_of, whole
 from allstep.common.catalog.networks import check_frameworks, model_name
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES, strategy_names

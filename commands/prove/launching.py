@@ -21,8 +21,7 @@ from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import STACKS, environment
 from allstep.commands.prove.records import Record
 from allstep.commands.prove.runs import Rank, Run
-from allstep.commands.shared.jobs import Job, running, start
-from allstep.commands.shared.scratch import scratch_folder
+from allstep.commands.shared.jobs import Job, running, scratch_folder, start
 from allstep.common.base.errors import UserError, quote
 from allstep.common.files import strict_json
 from allstep.common.files.schema import from_json

@@ -39,7 +39,7 @@ from pathlib import Path
 
 from allstep.commands.parity import command as parity
 from allstep.commands.parity.curves import Curve
-from allstep.commands.shared.scratch import scratch_folder
+from allstep.commands.shared.jobs import scratch_folder
 from allstep.commands.soak import elastic_soak
 from allstep.commands.soak.elastic_job import BED, BED_DIRECTORY, LOCAL
 from allstep.commands.soak.faults import KINDS, InjectedFault, Violation, check_ended

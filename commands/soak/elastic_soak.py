@@ -17,8 +17,8 @@ import statistics
 import time
 from pathlib import Path
 
+from allstep.commands.shared.jobs import scratch_folder
 from allstep.commands.shared.records.runs import FILE, Events, read_events
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job, torchrun_job
 from allstep.commands.soak.faults import Violation
 from allstep.commands.soak.training import training

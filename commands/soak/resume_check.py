@@ -9,9 +9,8 @@ from pathlib import Path
 from allstep.commands.parity import command as parity
 from allstep.commands.parity import curves
 from allstep.commands.parity.curves import Curve, weights_apart
-from allstep.commands.shared.jobs import start
+from allstep.commands.shared.jobs import scratch_folder, start
 from allstep.commands.shared.records.runs import FILE, read_events
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak import training as trainings
 from allstep.commands.soak.faults import STALL_SECONDS, Violation
 from allstep.commands.soak.training import Training

@@ -15,9 +15,9 @@ from allstep.commands.collectives.backends import BACKENDS
 from allstep.commands.forecast.forecast import gradients
 from allstep.commands.forecast.networks import known_networks
 from allstep.commands.forecast.simulation import MIB, Fusion, simulate
+from allstep.commands.shared.jobs import scratch_folder
 from allstep.commands.shared.measure import epoch_rates, interleaved, job, median_ratio, run
 from allstep.commands.shared.records.collectives import Recommendation, Row, Tuning
-from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 

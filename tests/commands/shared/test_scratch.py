@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from allstep.commands.shared import scratch
+from allstep.commands.shared import jobs
 
 HOLD = """
-from allstep.commands.shared.scratch import scratch_folder
+from allstep.commands.shared.jobs import scratch_folder
 with scratch_folder("try") as folder:
     print(folder, flush=True)
     input()
@@ -20,7 +20,7 @@ with scratch_folder("try") as folder:
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(scratch.tempfile, "tempdir", None)
+    monkeypatch.setattr(jobs.tempfile, "tempdir", None)
     return tmp_path
 
 
@@ -35,13 +35,13 @@ def test_a_killed_process_is_cleaned_up_after(temporary):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", HOLD], **pipes) as process:
         held = process.stdout.readline().strip()
-        with scratch.scratch_folder("try") as own:
+        with jobs.scratch_folder("try") as own:
             assert set(map(str, set(temporary.iterdir()) - before)) == {held, str(own)}  # the other one is alive
             (own / "content").touch()
         process.kill()
     assert {str(path) for path in set(temporary.iterdir()) - before} == {held}
-    with scratch.scratch_folder("other"):
+    with jobs.scratch_folder("other"):
         pass
-    with scratch.scratch_folder("try") as own:
+    with jobs.scratch_folder("try") as own:
         assert set(temporary.iterdir()) - before == {own}
     assert set(temporary.iterdir()) == before and (elsewhere / "precious").exists()
