@@ -17,7 +17,7 @@ from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import FILE, End, Epoch, ProfileResult, Start, read_events
-from allstep.commands.study.records import SUMMARY, StudyResult
+from allstep.commands.study.description import SUMMARY, StudyResult
 from allstep.commands.tune.study import SearchResult
 from allstep.common.files.schema import Mismatch, from_json
 from allstep.common.files.strict_json import NotJson

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from allstep.commands.shared.page.document import render
 from allstep.commands.shared.records.files import command
-from allstep.commands.study.description import MAX_SEEDS, STUDIES, read_description
+from allstep.commands.study.description import MAX_SEEDS, STUDIES, StudyResult, read_description
 from allstep.commands.study.judging import judge
-from allstep.commands.study.records import StudyResult
 from allstep.commands.study.running import begin, run_lacking, variants
 from allstep.commands.study.section import outcome, study
 from allstep.common.base.errors import print_line, printable, warn

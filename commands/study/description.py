@@ -1,6 +1,6 @@
 """The description of a study: a short YAML file that defines what is trained, what is measured and what is expected.
 
-docs/studies.md explains one. Every series is trained at every x with every seed.
+docs/studies.md explains one. Every series is trained at every x with every seed; study.json has the results.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
 from allstep.common.files.schema import (
     LARGEST,
+    Count,
     Mismatch,
     NonNegative,
     Positive,
@@ -208,3 +209,49 @@ def names_of_variants(description: Description) -> dict[str, tuple[str, Any]]:
     if description.x is None:
         return {series: (series, None) for series in description.series}
     return {f"{series}, {x}": (series, x) for series in description.series for x in description.x.values}
+
+
+SUMMARY = "study.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """A run of a study that has ended."""
+
+    variant: str
+    seed: int
+    diverged: bool
+    """Whether the loss became infinite."""
+    seconds: NonNegative
+    """Seconds from launch to end."""
+    points: tuple[dict[str, float], ...]
+    """The study's measures in each event of metrics.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """Contents of study.json."""
+
+    FORMAT: ClassVar[str] = "allstep-study"
+    VERSION: ClassVar[int] = 1
+
+    name: str
+    description: Description
+    variants: dict[str, tuple[str, ...]]
+    """Words of the command that trains each variant with seed 0, by name."""
+    seeds: Count
+    command: str
+    created: str
+    updated: str
+    num_cores: Count
+    runs: tuple[StudyRun, ...]
+
+    def __post_init__(self) -> None:
+        for run in self.runs:
+            if run.variant not in self.variants:
+                raise Mismatch(f"expected runs of the study's variants, received one of {run.variant!r}")
+
+    @property
+    def finished(self) -> bool:
+        """Whether every variant was trained with every seed."""
+        return len(self.runs) == len(self.variants) * self.seeds

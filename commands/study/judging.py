@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.commands.study.description import Claim
-from allstep.commands.study.records import StudyResult, StudyRun
+from allstep.commands.study.description import Claim, StudyResult, StudyRun
 
 LOWER_IS_BETTER = ("loss", "seconds", "bytes", "rise")
 """Suffixes of the names of measures that are better if lower."""

@@ -16,8 +16,15 @@ from typing import Any
 from allstep.commands.shared.jobs import Outcome, run_jobs, train_command
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.runs import FILE, read_points
-from allstep.commands.study.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants
-from allstep.commands.study.records import SUMMARY, StudyResult, StudyRun
+from allstep.commands.study.description import (
+    NOT_STUDIED,
+    RUN_SETTINGS,
+    SUMMARY,
+    Description,
+    StudyResult,
+    StudyRun,
+    names_of_variants,
+)
 from allstep.common.api.session import words_of
 from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import flag_name, max_local_ranks

@@ -5,9 +5,8 @@ from functools import partial
 
 from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, share
 from allstep.commands.shared.page.figures import Drawing, Line, bars, lines
-from allstep.commands.study.description import FigureWanted, names_of_variants
+from allstep.commands.study.description import FigureWanted, StudyResult, names_of_variants
 from allstep.commands.study.judging import Spread, Verdict, curve, judge, num_diverged, spread
-from allstep.commands.study.records import StudyResult
 
 
 def study(result: StudyResult) -> Section:

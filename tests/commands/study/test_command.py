@@ -17,9 +17,8 @@ from ranks import environment, run
 
 from allstep.commands.report import command as report
 from allstep.commands.shared.records import files
-from allstep.commands.study.description import STUDIES, Description, read_description
+from allstep.commands.study.description import STUDIES, SUMMARY, Description, StudyResult, StudyRun, read_description
 from allstep.commands.study.judging import curve, judge, spread
-from allstep.commands.study.records import SUMMARY, StudyResult, StudyRun
 from allstep.commands.study.running import variants
 from allstep.commands.study.section import study
 from allstep.common.base.errors import UserError
