@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.commands.compare.ranking import groups, is_faster
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
+from allstep.commands.compare.table import groups, is_faster
 from allstep.commands.shared.records import files
 from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import Parser, nonempty_path

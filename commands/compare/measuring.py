@@ -12,9 +12,8 @@ from urllib.parse import quote
 
 from allstep.commands.compare import gate, samples
 from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings, commands, strategy_entry, unavailable
-from allstep.commands.compare.ranking import against
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample, Summary, Verdict
-from allstep.commands.compare.table import rules
+from allstep.commands.compare.table import against, rules
 from allstep.commands.shared import machine, nvml
 from allstep.commands.shared.jobs import Outcome, scratch_folder
 from allstep.commands.shared.records import files

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from allstep.commands.collectives.section import collectives
 from allstep.commands.compare.cells import INDEPENDENT
-from allstep.commands.compare.ranking import answers, ranks_of
 from allstep.commands.compare.records import CellResult, ComparisonResult
 from allstep.commands.compare.samples import resolution
-from allstep.commands.compare.table import efficiency_of, name_of, table_of
+from allstep.commands.compare.table import answers, efficiency_of, name_of, ranks_of, table_of
 from allstep.commands.forecast import section as forecast
 from allstep.commands.report import other_sections
 from allstep.commands.report.sources import Sources, read

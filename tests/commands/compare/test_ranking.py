@@ -6,9 +6,9 @@ import pytest
 from compared import cell, estimate, made, output, result
 
 from allstep.benchmarks.reproducibility import rankings
-from allstep.commands.compare import ranking, samples
-from allstep.commands.compare.ranking import answers
+from allstep.commands.compare import samples, table
 from allstep.commands.compare.records import CellResult
+from allstep.commands.compare.table import answers
 
 RATES = {
     "independent": [100.0, 101.0, 99.0, 100.0, 100.0],
@@ -30,7 +30,7 @@ def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple
         result(
             of,
             efficiency=samples.efficiency(of, outcomes, ids, first_framework="pytorch"),
-            against=ranking.against(of, [*cells, elsewhere], outcomes, ids),
+            against=table.against(of, [*cells, elsewhere], outcomes, ids),
         )
         for of in cells
     ]
