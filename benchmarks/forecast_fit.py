@@ -25,7 +25,7 @@ from allstep.commands.forecast.parameters import BOUNDS, FITTED, Errors, Fitted,
 from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import Point, published_points
 from allstep.common.base.flag_types import Parser
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 from allstep.common.process.exit import run_rank
 
 ERROR = 0.07

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compared import SETTINGS
 
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 
 HOSTILE = '<script>alert("x")</script> | `$HOME` & $x$'
 

@@ -16,7 +16,7 @@ from allstep.common.base.checkout import setup_command
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.catalog.networks import entry_of
 from allstep.common.catalog.strategies import STRATEGIES, StrategyEntry
-from allstep.common.files.schema import Count, one_of
+from allstep.common.files.strict_json import Count, one_of
 
 INDEPENDENT = "independent"
 """Simultaneous single processes without communication, one per rank: on one rank the plain program, on several ranks

@@ -21,8 +21,7 @@ from allstep.commands.shared.records.measured import Measured
 from allstep.commands.shared.turns import Launch, Watch, run_in_turn
 from allstep.common.base.errors import UserError, print_line, warn
 from allstep.common.base.progress_bar import ProgressBar
-from allstep.common.files.schema import Mismatch
-from allstep.common.files.strict_json import NotJson
+from allstep.common.files.strict_json import Mismatch, NotJson
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KeptT = TypeVar("KeptT", Sample, Verdict, ComparisonResult)

@@ -8,7 +8,7 @@ from allstep.commands.shared.jobs import Status
 from allstep.commands.shared.machine import Environment
 from allstep.commands.shared.measure import Estimate
 from allstep.commands.shared.records.measured import Block, EpochResult
-from allstep.common.files.schema import Mismatch, NonNegative
+from allstep.common.files.strict_json import Mismatch, NonNegative
 
 SUMMARY = "compare.json"
 

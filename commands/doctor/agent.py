@@ -18,7 +18,7 @@ from typing import Literal
 
 from allstep.common.base.flag_types import Parser
 from allstep.common.files import strict_json
-from allstep.common.files.schema import from_json, to_json
+from allstep.common.files.strict_json import from_json, to_json
 
 # Prefix of each answer, since login shells may print other lines.
 MARK = "allstep-doctor "

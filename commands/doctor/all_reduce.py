@@ -17,7 +17,7 @@ from allstep.commands.doctor.launchers import find_mpirun
 from allstep.commands.hosts.command import Host, to_list
 from allstep.common.base.errors import quoted
 from allstep.common.files import strict_json
-from allstep.common.files.schema import Count, Positive, from_json, to_json
+from allstep.common.files.strict_json import Count, Positive, from_json, to_json
 
 _SECONDS = 60
 # Protocol overhead cannot explain a bus bandwidth below this share of the link's bandwidth.

@@ -16,7 +16,7 @@ from allstep.commands.doctor.agent import MARK, Hello, Question
 from allstep.commands.doctor.finding import Finding, fault
 from allstep.common.base.errors import quoted
 from allstep.common.files import strict_json
-from allstep.common.files.schema import Mismatch, from_json, to_json
+from allstep.common.files.strict_json import Mismatch, from_json, to_json
 
 Answer = TypeVar("Answer")
 

@@ -13,7 +13,7 @@ from allstep.commands.doctor.finding import Finding, fault, ok, warning
 from allstep.common.base.checkout import extra_command, setup_command
 from allstep.common.catalog.strategies import TITLES
 from allstep.common.files import strict_json
-from allstep.common.files.schema import from_json
+from allstep.common.files.strict_json import from_json
 from allstep.common.launch.versions import HorovodBuild, read_build
 from allstep.common.process.installation import Installation
 from allstep.common.process.requirements import FRAMEWORK_PACKAGES

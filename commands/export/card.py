@@ -7,7 +7,7 @@ from typing import Any
 from allstep.commands.shared.page.document import plain
 from allstep.commands.shared.records.runs import FILE, Epoch, read_events
 from allstep.common.checkpoint.state import Progress
-from allstep.common.files.schema import Mismatch
+from allstep.common.files.strict_json import Mismatch
 from allstep.common.training.description import Description
 from allstep.common.training.trained import Trained
 

@@ -19,7 +19,7 @@ from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.base.checkout import trainer_command
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
-from allstep.common.files.schema import Mismatch, brief
+from allstep.common.files.strict_json import Mismatch, brief
 
 CPU_CONTENTION = 1.0
 """Contention on CPUs, where ranks reduce with the cores that backward would use."""

@@ -12,7 +12,7 @@ from typing import Any
 from allstep.commands.forecast.parameters import read_packaged
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
-from allstep.common.files.schema import Mismatch, NonNegative, anything, from_json, list_of
+from allstep.common.files.strict_json import Mismatch, NonNegative, anything, from_json, list_of
 
 BYTES_PER_PARAMETER = 4
 MAX_LAYERS = 50

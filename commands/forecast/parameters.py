@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from allstep.common.files.schema import Count, NonNegative, Positive, from_json
+from allstep.common.files.strict_json import Count, NonNegative, Positive, from_json
 
 FITTED = Path(__file__).parent / "fitted.yaml"
 

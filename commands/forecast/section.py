@@ -10,7 +10,7 @@ from allstep.commands.forecast.forecast import Forecast
 from allstep.commands.forecast.validation import Checked
 from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, share
 from allstep.commands.shared.page.figures import Line, lines
-from allstep.common.files.schema import list_of, mapping
+from allstep.common.files.strict_json import list_of, mapping
 
 
 @dataclass(frozen=True)

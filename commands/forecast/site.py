@@ -7,7 +7,7 @@ from allstep.commands.forecast.allreduce import ALGORITHMS, Cluster, Link
 from allstep.commands.forecast.forecast import BEST, Machine
 from allstep.commands.forecast.parameters import Parameters
 from allstep.commands.forecast.simulation import MIB, Fusion
-from allstep.common.files.schema import Count, NonNegative, Positive, one_of, whole
+from allstep.common.files.strict_json import Count, NonNegative, Positive, one_of, whole
 
 GIGABIT = 1e9 / 8
 INSIDE, RDMA, TCP = "inside", "rdma", "tcp"

@@ -13,7 +13,7 @@ from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.networks import Network, known_networks, uniform
 from allstep.commands.forecast.parameters import Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import Site
-from allstep.common.files.schema import Count, Mismatch, Positive, from_json
+from allstep.common.files.strict_json import Count, Mismatch, Positive, from_json
 
 PUBLISHED = Path(__file__).parent / "published.yaml"
 LARGEST_ERROR = 0.05

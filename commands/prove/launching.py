@@ -24,7 +24,7 @@ from allstep.commands.prove.runs import Rank, Run
 from allstep.commands.shared.jobs import Job, running, scratch_folder, start
 from allstep.common.base.errors import UserError, quote
 from allstep.common.files import strict_json
-from allstep.common.files.schema import from_json
+from allstep.common.files.strict_json import from_json
 from allstep.common.launch.rendezvous import free_ports
 
 ITSELF = "python"

@@ -26,7 +26,7 @@ from allstep.commands.shared.records.files import written_whole
 from allstep.commands.study.section import study
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,8 +19,7 @@ from allstep.commands.shared.records.measured import BenchmarkResult
 from allstep.commands.shared.records.runs import FILE, End, Epoch, ProfileResult, Start, read_events
 from allstep.commands.study.description import SUMMARY, StudyResult
 from allstep.commands.tune.study import SearchResult
-from allstep.common.files.schema import Mismatch, from_json
-from allstep.common.files.strict_json import NotJson
+from allstep.common.files.strict_json import Mismatch, NotJson, from_json
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _SECRETS = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from allstep.commands.shared.jobs import Job, running, start
 from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.base.errors import Fault
-from allstep.common.files.schema import Count, NonNegative, Positive
+from allstep.common.files.strict_json import Count, NonNegative, Positive
 
 JOB_SECONDS = 600
 

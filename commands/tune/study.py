@@ -20,7 +20,7 @@ import numpy as np
 from allstep.commands.shared.records import files
 from allstep.commands.tune.space import Space, as_written, distribution
 from allstep.common.base.errors import UserError, quote, summary
-from allstep.common.files.schema import Mismatch, number
+from allstep.common.files.strict_json import Mismatch, number
 
 if TYPE_CHECKING:
     from optuna import Study

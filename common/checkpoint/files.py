@@ -28,7 +28,7 @@ from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_F
 from allstep.common.files import strict_json
 from allstep.common.files.disk import discard, foreign_entries, sha256_of, unused
 from allstep.common.files.regular_file import check_memory, read_regular, regular
-from allstep.common.files.schema import Mismatch, Whole, brief, from_json, list_of, one_of, whole
+from allstep.common.files.strict_json import Mismatch, Whole, brief, from_json, list_of, one_of, whole
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of checkpoints being written or deleted

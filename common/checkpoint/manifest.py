@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import FILES, OPTIONAL_FILES, Progress
 from allstep.common.files import strict_json
-from allstep.common.files.schema import Count, Mismatch, Whole, brief, from_json, matching, one_of, text
+from allstep.common.files.strict_json import Count, Mismatch, Whole, brief, from_json, matching, one_of, text
 
 FORMAT_VERSION = 3
 MAX_BYTES = 2**26  # names of classes may be long; damaged or hostile ones must not fill the memory

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from allstep.common.base.errors import UserError
-from allstep.common.files.schema import Mismatch, Whole, brief
+from allstep.common.files.strict_json import Mismatch, Whole, brief
 
 # Every array's name starts with one of these groups, and each group has a file in a checkpoint.
 GROUPS = ("model", "optimizer", "ema")

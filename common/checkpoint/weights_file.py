@@ -10,8 +10,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.files import decode_arrays
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import check_memory, regular
-from allstep.common.files.schema import Mismatch
-from allstep.common.files.strict_json import NotJson
+from allstep.common.files.strict_json import Mismatch, NotJson
 
 _SUFFIX = ".safetensors"
 _BFLOAT16 = re.compile(rb'("dtype"\s*:\s*)"BF16"')

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.common.base.errors import summary
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 
 # Libraries by the start of their file names; then follow .so and a version, _NAME of a sublibrary (in cuDNN), or
 # .HASH.so in a wheel with a private copy, such as nvJPEG in torchvision.

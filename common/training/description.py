@@ -17,7 +17,7 @@ from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.base import InputType, Task
 from allstep.common.data.images.crop import CENTRE_FRACTION
 from allstep.common.data.images.encoded import EncodedSplit
-from allstep.common.files.schema import Count, Mismatch, from_json, number
+from allstep.common.files.strict_json import Count, Mismatch, from_json, number
 
 MAX_NAME_BYTES = 2**24
 """Maximum size of all names of classes; a manifest has a limit, beyond which it is not read."""

@@ -24,7 +24,7 @@ from allstep.common.checkpoint.weights_file import check_readable, is_weights_fi
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, dataset_name
 from allstep.common.config.train_config import MOMENTUM_OPTIMIZERS, OptimizerConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint
-from allstep.common.files.schema import (
+from allstep.common.files.strict_json import (
     Count,
     Mismatch,
     NonNegative,

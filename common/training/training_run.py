@@ -24,7 +24,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact import environment_fingerprint
 from allstep.common.exact.replica_check import check_replicas_equal
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
 from allstep.common.process.output import lasting_output

@@ -31,7 +31,7 @@ from allstep.commands.prove.records import (
     Waiting,
 )
 from allstep.common.catalog.user_modules import is_installed
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 from allstep.common.launch.placement import apparent_rank
 
 _FOLDER = os.path.dirname(__file__)

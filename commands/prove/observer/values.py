@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from allstep.commands.prove.records import Held, Projections
-from allstep.common.files.schema import LARGEST
+from allstep.common.files.strict_json import LARGEST
 
 if TYPE_CHECKING:
     import numpy as np

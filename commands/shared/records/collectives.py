@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from allstep.common.files.schema import Count, NonNegative, Positive, whole
+from allstep.common.files.strict_json import Count, NonNegative, Positive, whole
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from allstep.common.files.schema import Count, NonNegative, Positive, list_of, matching, number
+from allstep.common.files.strict_json import Count, NonNegative, Positive, list_of, matching, number
 
 
 @dataclass(frozen=True)

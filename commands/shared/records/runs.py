@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import Count, NonNegative, Positive, from_json, mapping
-from allstep.common.files.strict_json import NotJson
+from allstep.common.files.strict_json import Count, NonNegative, NotJson, Positive, from_json, mapping
 
 FILE = "metrics.jsonl"
 _LARGEST_FILE = 64 * 2**20  # enough lines for half a million steps

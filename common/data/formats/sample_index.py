@@ -19,7 +19,7 @@ from allstep.common.data.passed_over import PassedOver
 from allstep.common.files import strict_json
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.regular_file import Unchanged, read_regular, regular
-from allstep.common.files.schema import from_json, to_json
+from allstep.common.files.strict_json import from_json, to_json
 
 _NUM_AT_ONCE = 2**16
 _MAX_COUNTS_BYTES = 2**16

@@ -12,7 +12,7 @@ from compared import OK, SETTINGS, cell
 
 from allstep.commands.compare.gate import Gate, GateRun, gate_run, reference_of
 from allstep.commands.parity import curves
-from allstep.common.files.schema import to_json
+from allstep.common.files.strict_json import to_json
 
 
 class MadeUp(Gate):

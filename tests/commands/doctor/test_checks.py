@@ -19,7 +19,7 @@ from allstep.commands.doctor.launchers import Launchers
 from allstep.commands.doctor.machine import Machine
 from allstep.commands.doctor.network import Interface
 from allstep.commands.doctor.software import DataSet, Software
-from allstep.common.files.schema import from_json, to_json
+from allstep.common.files.strict_json import from_json, to_json
 from allstep.common.launch.versions import HorovodBuild
 
 LAUNCHERS = Launchers("/env", "mpirun (Open MPI) 4.1.8", True, "/env/bin/orted", True, "/env/bin/mpirun", ssh=True)

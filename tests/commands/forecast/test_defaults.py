@@ -16,7 +16,7 @@ from allstep.commands.forecast.fitting import calibrated, deviated, deviation, d
 from allstep.commands.forecast.parameters import BOUNDS, Parameters, fitted, read_packaged
 from allstep.commands.forecast.site import KINDS, Site
 from allstep.commands.forecast.validation import PUBLISHED, System, check, published_points, read_publication
-from allstep.common.files.schema import Mismatch
+from allstep.common.files.strict_json import Mismatch
 
 PAGE = Path(forecast_fit.PAGE)
 

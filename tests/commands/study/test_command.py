@@ -22,7 +22,7 @@ from allstep.commands.study.judging import curve, judge, spread
 from allstep.commands.study.running import variants
 from allstep.commands.study.section import study
 from allstep.common.base.errors import UserError
-from allstep.common.files.schema import from_json, to_json
+from allstep.common.files.strict_json import from_json, to_json
 
 CLAIM = {
     "says": "The rate of next to nothing is worse.",

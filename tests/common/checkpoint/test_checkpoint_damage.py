@@ -33,8 +33,7 @@ from hypothesis import strategies as st
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import CorruptCheckpoint, files, load, manifest
 from allstep.common.checkpoint.manifest import Manifest
-from allstep.common.files.schema import Mismatch
-from allstep.common.files.strict_json import NotJson
+from allstep.common.files.strict_json import Mismatch, NotJson
 
 
 def flip(path: Path, position: int, mask: int = 1) -> None:

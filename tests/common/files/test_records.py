@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from allstep.common.files.schema import Count, Mismatch, Positive, from_json, list_of, number, to_json, whole
+from allstep.common.files.strict_json import Count, Mismatch, Positive, from_json, list_of, number, to_json, whole
 
 
 @dataclass(frozen=True)

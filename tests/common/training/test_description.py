@@ -18,7 +18,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import load, load_manifest
 from allstep.common.config.train_config import DataConfig, TrainConfig
 from allstep.common.data import datasets
-from allstep.common.files.schema import Mismatch, to_json
+from allstep.common.files.strict_json import Mismatch, to_json
 from allstep.common.training.description import check_same, describe, read_description
 
 FLAGS = ("--dataset", "image-folder", "--image-size", 8, "--decode-threads", 1, "--global-batch-size", 4)

@@ -13,7 +13,7 @@ import pytest
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import Progress, TrainState
 from allstep.common.config.train_config import DataConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from allstep.common.files.schema import Mismatch
+from allstep.common.files.strict_json import Mismatch
 from allstep.common.recipe.schedule import Schedule
 from allstep.common.training.resuming import check_flags, check_run, check_samples
 
