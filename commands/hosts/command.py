@@ -27,7 +27,7 @@ from pathlib import Path
 from allstep.common.base.checkout import trainer
 from allstep.common.base.errors import UserError, quoted
 from allstep.common.base.flag_types import Parser
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 from allstep.common.launch.slurm import compress, expand_nodelist, tasks_per_node
 from allstep.common.launch.variables import MAX_PER_HOST
 

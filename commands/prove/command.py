@@ -23,7 +23,7 @@ from allstep.commands.prove.runs import Runs
 from allstep.commands.shared.jobs import LAUNCHERS
 from allstep.common.base.errors import UserError, print_line, quote
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, number, one_of, whole
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 from allstep.common.process.exit import run_rank
 
 _LARGEST_SCRIPT = 16 * 2**20

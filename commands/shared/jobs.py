@@ -263,7 +263,8 @@ _HOLDER = ".process"
 def scratch_folder(command: str) -> Iterator[Path]:
     """Yield a new folder for temporary files of a command, and remove it when the block ends.
 
-    The process holds a lock on a file in it, which the kernel releases however the process ends.
+    The process holds a lock on a file in it, which the kernel releases however the process ends: the next call removes
+    the folders of processes that were killed.
     """
     _remove_left_over(command)
     with tempfile.TemporaryDirectory(prefix=f"allstep-{command}-", ignore_cleanup_errors=True) as name:

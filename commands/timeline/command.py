@@ -20,7 +20,7 @@ from typing import Annotated
 from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import Parser, nonempty_path
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 from allstep.common.files.strict_json import Mismatch, NotJson, from_json, list_of, mapping, to_json, whole
 from allstep.common.training.profiling import Interval, union
 

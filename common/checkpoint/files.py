@@ -26,8 +26,7 @@ from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_FILES, TrainState, content_of
 from allstep.common.files import strict_json
-from allstep.common.files.disk import discard, foreign_entries, sha256_of, unused
-from allstep.common.files.regular_file import check_memory, read_regular, regular
+from allstep.common.files.disk import check_memory, discard, foreign_entries, read_regular, regular, sha256_of, unused
 from allstep.common.files.strict_json import Mismatch, Whole, brief, from_json, list_of, one_of, whole
 
 MANIFEST = "manifest.json"

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from allstep.common.base.errors import UserError
-from allstep.common.files.disk import NO_LOCKS
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import NO_LOCKS, regular
 
 LOCK = ".lock"
 _POLL_SECONDS = 0.05

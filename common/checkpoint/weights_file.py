@@ -9,7 +9,7 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.files import decode_arrays
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import check_memory, regular
+from allstep.common.files.disk import check_memory, regular
 from allstep.common.files.strict_json import Mismatch, NotJson
 
 _SUFFIX = ".safetensors"

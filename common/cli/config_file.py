@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.common.base.errors import UserError, did_you_mean, quote
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 
 if TYPE_CHECKING:
     import yaml

@@ -21,7 +21,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.data.loader import Batch
 from allstep.common.exact.replica_check import digest
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files.disk import read_regular, regular
 from allstep.common.files.strict_json import Count, Mismatch, from_json, to_json
 from allstep.common.reporting.base import output_dir_errors, write_whole
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.files import strict_json
+from allstep.common.files.disk import read_regular
 from allstep.common.files.npy import load_npy
-from allstep.common.files.regular_file import read_regular
 
 MAX_BYTES = 2**40
 _VALUES = "values.json"

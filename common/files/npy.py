@@ -11,7 +11,7 @@ from typing import IO
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 

@@ -8,7 +8,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from allstep.common.base.errors import quote
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 
 
 def load(path: Path, *, maximum: int) -> Any:

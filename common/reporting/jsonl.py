@@ -9,8 +9,7 @@ from typing import Any
 from allstep.common.base.errors import UserError, warn
 from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
-from allstep.common.files.disk import unused
-from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files.disk import read_regular, regular, unused
 from allstep.common.files.strict_json import Mismatch, NonNegative, Whole, from_json
 from allstep.common.reporting.base import Reporter, output_dir_errors, write_whole
 

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import nonempty_path
 from allstep.common.files import strict_json
-from allstep.common.files.disk import named_by_user, try_file, write_atomically
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import named_by_user, read_regular, try_file, write_atomically
 from allstep.common.files.strict_json import Mismatch, NotJson, brief, from_json, to_json
 
 _LARGEST_FILE = 16 * 2**20  # ten times the size of a long comparison

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 from allstep.common.files.strict_json import Count, NonNegative, NotJson, Positive, from_json, mapping
 
 FILE = "metrics.jsonl"

@@ -17,9 +17,8 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
 from allstep.common.data.datasets.files import SUMS_NAME, derived, has_sum, one_at_a_time, read_sums
-from allstep.common.files.disk import sha256_of, write_atomically
+from allstep.common.files.disk import check_memory, regular, sha256_of, write_atomically
 from allstep.common.files.npy import check_header
-from allstep.common.files.regular_file import check_memory, regular
 
 Arrays = Mapping[str, np.ndarray]
 ARRAY_NAMES = ("train_images", "train_labels", "validation_images", "validation_labels")

@@ -21,7 +21,7 @@ from allstep.common.data.datasets.array_cache import (
 )
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.download import RemoteFile
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import regular
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (32, 32, 3)

@@ -25,8 +25,7 @@ from pathlib import Path
 from allstep.common.base.errors import UserError, print_line
 from allstep.common.config.data_config import redact_url
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
-from allstep.common.files.disk import write_atomically
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import regular, write_atomically
 
 TIMEOUT_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 10_000

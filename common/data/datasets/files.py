@@ -16,8 +16,7 @@ from pathlib import Path
 
 from allstep.common.base.errors import UserError, summary
 from allstep.common.config.data_config import DataConfig
-from allstep.common.files.disk import NO_LOCKS, sha256_of, write_atomically
-from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files.disk import NO_LOCKS, read_regular, regular, sha256_of, write_atomically
 
 SUMS_NAME = "SHA256SUMS"
 _MAX_SUMS_BYTES = 2**20

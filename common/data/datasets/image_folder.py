@@ -22,7 +22,7 @@ from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_pa
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.data.passed_over import PassedOver
-from allstep.common.files.regular_file import changed
+from allstep.common.files.disk import changed
 
 
 def prepare(config: DataConfig) -> None:

@@ -17,7 +17,7 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.array_cache import archive_errors, check_content_size, load_arrays, prepare_arrays
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.download import RemoteFile
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import regular
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)

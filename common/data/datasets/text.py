@@ -21,7 +21,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset, Task
 from allstep.common.data.passed_over import tell
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 """Vocabulary of the built-in text, in which all other characters become question marks, and of files of it alone."""

@@ -20,7 +20,7 @@ from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import Unchanged, check_memory, regular
+from allstep.common.files.disk import Unchanged, check_memory, regular
 
 if TYPE_CHECKING:
     import pyarrow as pa

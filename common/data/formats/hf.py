@@ -17,7 +17,7 @@ from allstep.common.data.formats.parts import find_parts
 from allstep.common.data.images.encoded import require
 from allstep.common.data.passed_over import PassedOver
 from allstep.common.files import strict_json
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.disk import read_regular
 
 _COMPANIONS = r"(dataset_info|state|dataset_dict)\.json"
 """Files of `save_to_disk` beside the tables."""

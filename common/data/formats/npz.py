@@ -19,8 +19,8 @@ from allstep.common.data.formats.arrays import array_split
 from allstep.common.data.formats.parts import PART, UNNAMED, choose_fields, choose_parts
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.passed_over import PassedOver
+from allstep.common.files.disk import check_memory, regular
 from allstep.common.files.npy import check_header
-from allstep.common.files.regular_file import check_memory, regular
 
 _MAX_PACKING = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 """Largest factor by which the methods of numpy.savez pack; for deflate, see zlib.net/zlib_tech.html."""

@@ -15,8 +15,7 @@ from allstep.common.data.formats.arrow_table import arrow_errors, load_tables
 from allstep.common.data.formats.parts import choose_fields, find_parts
 from allstep.common.data.images.encoded import require
 from allstep.common.data.passed_over import PassedOver
-from allstep.common.files.disk import write_atomically
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import regular, write_atomically
 
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 2**26
 _SUFFIXES = (".parquet",)

@@ -17,8 +17,7 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.files import derive_once, derived, derived_file
 from allstep.common.data.passed_over import PassedOver
 from allstep.common.files import strict_json
-from allstep.common.files.disk import write_atomically
-from allstep.common.files.regular_file import Unchanged, read_regular, regular
+from allstep.common.files.disk import Unchanged, read_regular, regular, write_atomically
 from allstep.common.files.strict_json import from_json, to_json
 
 _NUM_AT_ONCE = 2**16

@@ -25,7 +25,7 @@ from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES
 from allstep.common.data.images.encoded import require
 from allstep.common.data.passed_over import PassedOver
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import regular
 
 _REPEATED, _SINGLE = "LABEL_REPEATED", "LABEL_OPTIONAL"
 # Messages of tensorflow/core/example/example.proto and feature.proto, with the numbers of their fields. On the wire, a

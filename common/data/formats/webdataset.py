@@ -26,8 +26,8 @@ from allstep.common.data.formats.parts import HIDDEN, choose_fields, is_hidden
 from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES
 from allstep.common.data.passed_over import PassedOver
+from allstep.common.files.disk import regular
 from allstep.common.files.npy import load_npy
-from allstep.common.files.regular_file import regular
 
 _NPY = b"\x93NUMPY"
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from allstep.common.data.images.crop import Box
-from allstep.common.files.regular_file import regular
+from allstep.common.files.disk import regular
 
 IMAGE_ENDINGS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".ppm", ".pgm",

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.common.base.resources import left_in_control_groups
-from allstep.common.files import regular_file, strict_json
-from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files import strict_json
+from allstep.common.files.disk import read_regular, regular
 
 KINDS = {"a FIFO": os.mkfifo, "a socket": a_socket, "a character device": endless, "a directory": os.mkdir}
 
@@ -40,7 +40,7 @@ def test_no_more_is_read_than_allowed(tmp_path, monkeypatch):
     with pytest.raises(OSError) as error:
         read_regular(tmp_path / "file", maximum=100)
     assert error.value.strerror == "expected at most 100 bytes, received 40000000000"
-    monkeypatch.setattr(regular_file, "available_memory", lambda: 10**9)
+    monkeypatch.setattr("allstep.common.files.disk.available_memory", lambda: 10**9)
     with pytest.raises(OSError) as error:
         read_regular(tmp_path / "file", maximum=10**12)
     assert error.value.strerror == "expected at most 1000000000 bytes, the memory that is left, received 40000000000"

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, load, mnist, prepare
 from allstep.common.data.datasets.download import RemoteFile
-from allstep.common.files import regular_file
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
@@ -278,7 +277,7 @@ def test_a_bomb_takes_no_more_than_its_header_says(tmp_path, vouch, kind):
 
 
 def test_content_larger_than_memory_is_not_read(tmp_path, vouch, monkeypatch):
-    monkeypatch.setattr(regular_file, "available_memory", lambda: 2**26)
+    monkeypatch.setattr("allstep.common.files.disk.available_memory", lambda: 2**26)
     config = local_files(tmp_path, vouch, **{TRAIN_IMAGES: empty_file_for(10**5)})
     with pytest.raises(UserError, match="expected at most 67108864 bytes, the memory that is left, received 235200000"):
         prepare(config)

@@ -20,7 +20,7 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
 from allstep.common.data.formats.parquet import _rows_at_once
 from allstep.common.data.sharding import curriculum_of
-from allstep.common.files import array_json, regular_file
+from allstep.common.files import array_json
 from allstep.common.files.npy import load_npy
 
 SIZES = (2**30, 2**47, 2**62)
@@ -155,7 +155,7 @@ def test_arrow_batches_that_are_unpacked_into_memory(packing, tmp_path, monkeypa
     with pa.ipc.new_file(tmp_path / "a.arrow", rows.schema, options=options) as writer:
         for _ in range(4):
             writer.write_batch(rows)
-    monkeypatch.setattr(regular_file, "available_memory", lambda: 2**22)
+    monkeypatch.setattr("allstep.common.files.disk.available_memory", lambda: 2**22)
     if packing is None:
         open_data("hf", tmp_path)
         return
@@ -189,7 +189,7 @@ def test_rows_of_a_dictionary(kind, field, tmp_path, monkeypatch):
     else:
         with pa.ipc.new_file(str(tmp_path / "set" / "a.arrow"), pa.table(columns).schema) as writer:
             writer.write_table(pa.table(columns))
-    monkeypatch.setattr(regular_file, "available_memory", lambda: 2**25)
+    monkeypatch.setattr("allstep.common.files.disk.available_memory", lambda: 2**25)
     with pytest.raises(UserError, match=rf"received {field} of .*: expected at most 33554432 .*, received 65536000"):
         open_data(kind, tmp_path / "set")
 
