@@ -41,7 +41,7 @@ def test_both_frameworks_have_the_same_files():
     JPEG files on GPUs, which TensorFlow does not have."""
     drop_in = {name for name in python_files("tensorflow") if name.startswith("horovod_")}
     assert python_files("pytorch") - {"jpeg_decoding.py"} == (
-        python_files("tensorflow") - {"derived_state.py", "layer_names.py"} - drop_in
+        python_files("tensorflow") - {"derived_state.py"} - drop_in
     )
 
 
