@@ -10,7 +10,7 @@ from pathlib import Path
 from allstep.commands.doctor.finding import Finding, fault, ok, ranks, size, warning
 from allstep.commands.shared.machine import content
 from allstep.common.base.resources import available_memory, cpu_quota
-from allstep.common.launch.loopback import resolves
+from allstep.common.launch.spawn import resolves
 
 # Measured for PyTorch or TensorFlow with Horovod and a small network; a large network needs more.
 RANK_BYTES = 1_000_000_000

@@ -17,9 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from allstep.common.base.errors import Fault
-from allstep.common.launch.env_launcher import address_towards, master_address
+from allstep.common.launch.env_launcher import address_towards, master_address, meet, wait
 from allstep.common.launch.placement import BY_HAND, GLOO_STORE, Placement
-from allstep.common.launch.tcp_rendezvous import meet, wait
 from allstep.common.launch.variables import read_address, read_number
 
 _PATIENCE_SECONDS = 60.0  # maximum between the arrival of the first and of the last rank

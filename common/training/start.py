@@ -10,9 +10,8 @@ from allstep.common.cli.command_line import parse
 from allstep.common.cli.strategy_flags import print_strategies
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.env_launcher import locate
-from allstep.common.launch.loopback import check_shared_memory, stay_on_host
 from allstep.common.launch.placement import Placement, find_placement
-from allstep.common.launch.spawn import spawn
+from allstep.common.launch.spawn import check_shared_memory, spawn, stay_on_host
 from allstep.common.process.environment import name_user
 from allstep.common.training import elastic
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from allstep.common.launch.loopback import stay_on_host
 from allstep.common.launch.placement import ALONE
+from allstep.common.launch.spawn import stay_on_host
 
 ONE_HOST = dataclasses.replace(ALONE, launcher="mpirun", world_size=4, local_size=4)
 TWO_HOSTS = dataclasses.replace(ONE_HOST, local_size=2)

@@ -10,8 +10,8 @@ import pytest
 from ranks import free_port
 
 from allstep.common.base.errors import Fault, UserError
+from allstep.common.launch.env_launcher import meet
 from allstep.common.launch.placement import BY_HAND, Placement
-from allstep.common.launch.tcp_rendezvous import meet
 
 
 @pytest.fixture
