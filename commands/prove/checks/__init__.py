@@ -1,12 +1,16 @@
-"""Checks of the ranks' records: pure functions, one file for each aspect of data-parallel training."""
+"""Checks of the ranks' records: pure functions, one file for each aspect of data-parallel training.
 
+Advice is in the words of the library that has made the process group, or in those for PyTorch's own users.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from allstep.commands.prove.checks import cooperation, gradients, outputs, randomness, rates, samples, sharing, weights
-from allstep.commands.prove.checks.wording import in_words_of
 from allstep.commands.prove.findings import Finding
-from allstep.commands.prove.runs import Runs
+from allstep.commands.prove.records import World
+from allstep.commands.prove.runs import Run, Runs
 
 _OTHER_STEPS = ("steps-skipped", "line-search-alone")
 """Findings that ranks take different steps, whose gradients and collectives then do not fit."""
@@ -58,3 +62,57 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
     for check in (cooperation.may_restore_less, cooperation.may_search):
         lines += check(runs.together)
     return [in_words_of(runs.together, one) for one in (*lines, *randomness.may_be_wrong(runs, names))]
+
+
+_PLAIN = (
+    r"DataLoader\(data, sampler=DistributedSampler\(.*\)\)",
+    r"sampler=DistributedSampler\(validation, shuffle=False\)",
+    r"model = DistributedDataParallel\(model\)",
+    r"dist\.all_reduce\(correct\)",
+    r"if rank == 0:",
+    r"give the DistributedSampler of every rank the same seed and epoch",
+)
+_ONE_SEED = "seed_everything(seed) alike on all ranks, of which samplers take their seeds"
+_LIBRARIES = {
+    "accelerate": (
+        "loader = accelerator.prepare(loader)",
+        "validation = accelerator.prepare(validation), and bring results together by accelerator.gather_for_metrics",
+        "model, optimizer = accelerator.prepare(model, optimizer)",
+        "accelerator.gather_for_metrics((predictions, labels))",
+        "if accelerator.is_main_process:",
+    ),
+    "lightning.fabric": (
+        "loader = fabric.setup_dataloaders(loader)",
+        "validation = fabric.setup_dataloaders(validation)",
+        "model, optimizer = fabric.setup(model, optimizer)",
+        "fabric.all_reduce(correct)",
+        "if fabric.is_global_zero:",
+        _ONE_SEED,
+    ),
+    "lightning.pytorch": (
+        "Trainer(use_distributed_sampler=True), which gives each rank its share",
+        "Trainer(use_distributed_sampler=True)",
+        "Trainer(strategy='ddp')",
+        "self.log(..., sync_dist=True)",
+        "if self.trainer.is_global_zero:",
+        _ONE_SEED,
+    ),
+    "transformers": (
+        "leave get_train_dataloader to Trainer, or return self.accelerator.prepare(loader) from it",
+        "leave get_eval_dataloader to Trainer, or return self.accelerator.prepare(loader) from it",
+        "model = self.accelerator.prepare(model) in Trainer",
+        "self.accelerator.gather_for_metrics((predictions, labels))",
+        "if self.is_world_process_zero():",
+    ),
+}
+_OLD_NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+
+
+def in_words_of(run: Run, text: str) -> str:
+    """Return advice in the words of the outermost library that made the process group; as it is without one."""
+    makers = [name for rank in run.ranks[:1] for world in rank.all(World)[-1:] for name in world.makers]
+    current = [_OLD_NAMES.get(name.partition(".")[0], name) for name in makers]
+    library = next((one for name in current for one in _LIBRARIES if f"{name}.".startswith(f"{one}.")), "")
+    for plain, own in zip(_PLAIN, _LIBRARIES.get(library, ()), strict=False):
+        text = re.sub(plain, own, text)
+    return text
