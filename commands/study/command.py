@@ -18,9 +18,8 @@ from pathlib import Path
 from allstep.commands.shared.page.document import render
 from allstep.commands.shared.records.files import command
 from allstep.commands.study.description import MAX_SEEDS, STUDIES, StudyResult, read_description
-from allstep.commands.study.judging import judge
 from allstep.commands.study.running import begin, run_lacking, variants
-from allstep.commands.study.section import outcome, study
+from allstep.commands.study.section import judge, outcome, study
 from allstep.common.base.errors import print_line, printable, warn
 from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.catalog.strategies import FRAMEWORKS

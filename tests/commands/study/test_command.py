@@ -18,9 +18,8 @@ from ranks import environment, run
 from allstep.commands.report import command as report
 from allstep.commands.shared.records import files
 from allstep.commands.study.description import STUDIES, SUMMARY, Description, StudyResult, StudyRun, read_description
-from allstep.commands.study.judging import curve, judge, spread
 from allstep.commands.study.running import variants
-from allstep.commands.study.section import study
+from allstep.commands.study.section import curve, judge, spread, study
 from allstep.common.base.errors import UserError
 from allstep.common.files.strict_json import from_json, to_json
 
