@@ -250,8 +250,6 @@ class Step(Record):
     """First loss that the closure of a line search has returned."""
     num_passes: int = 1
     """Number of these backward passes."""
-    origin: int = 0
-    """Number of the first optimizer that has stepped the first of these weights; 0 if unknown."""
     after: dict[str, str] = field(default_factory=dict)
     """Digest of one of the weights after the step; empty if none was taken."""
 
@@ -316,6 +314,8 @@ class Write(Record):
     """Whether the file did not exist before; determined only in training on one rank."""
     aside: str | None = None
     """Path of a copy of the file's previous contents, if there were any; only in training on one rank."""
+    callers: tuple[str, ...] = ()
+    """All lines of the script that were being run, from the innermost to the outermost."""
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,6 @@ class Rank:
         calls = ((index, record) for index, record in enumerate(self.records) if index not in others)
         return [index for index, record in calls if isinstance(record, Forward) and record.is_training]
 
-    @property
-    def joins(self) -> bool:
-        """Whether the rank waits, after its last batch, for ranks that have more."""
-        calls = [record.kind for record in self.all(Collective)] + [record.what for record in self.all(Waiting)]
-        return JOIN in calls or HOROVOD_JOIN in calls
-
 
 @dataclass(frozen=True)
 class Run:
@@ -174,9 +168,15 @@ class Run:
     """Error, in one line, of a script that failed after all ranks had stepped."""
 
     @property
+    def joins(self) -> bool:
+        """Whether ranks wait, after their last batches, for ranks that have more, which take more steps."""
+        calls = {getattr(one, "kind", getattr(one, "what", "")) for rank in self.ranks for one in rank.records}
+        return not calls.isdisjoint((JOIN, HOROVOD_JOIN))
+
+    @property
     def is_deserted(self) -> bool:
         """Whether a rank has ended by itself without an error, while another has failed."""
-        if any(rank.joins for rank in self.ranks):
+        if self.joins:
             return False
         has_left = any(rank.ended and rank.ended.reason == "script" for rank in self.ranks)
         return has_left and any(rank.error for rank in self.ranks)
@@ -185,10 +185,11 @@ class Run:
     def was_seen(self) -> bool:
         """Whether the run was ended after enough was observed; a rank may then fail in a step in which another ends."""
         num_steps = [len(rank.steps()) for rank in self.ranks]
-        joins = any(rank.joins for rank in self.ranks)  # then ranks have different numbers of steps
         is_over = all(
             rank.ended
-            and (rank.ended.reason == "steps" or (rank.error and number and (joins or number >= max(num_steps) - 1)))
+            and (
+                rank.ended.reason == "steps" or (rank.error and number and (self.joins or number >= max(num_steps) - 1))
+            )
             for rank, number in zip(self.ranks, num_steps, strict=True)
         )
         return is_over and any(rank.ended and rank.ended.reason == "steps" for rank in self.ranks)

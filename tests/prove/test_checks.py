@@ -132,16 +132,28 @@ def test_a_file_that_all_ranks_write():
 
 
 @pytest.mark.parametrize(
-    ("reason", "expected"), [("script", ["validation-of-one-rank"]), ("RuntimeError: no memory", [])]
+    ("reason", "after", "text", "is_found"),
+    [
+        ("script", (None, None), "", True),
+        ("RuntimeError: no memory", (None, None), "", False),  # it does not show whether it would combine the results
+        ("script", (Collective("recv", "", (1,), "a:9"), Collective("send", "", (1,), "a:9")), "", False),
+        ("script", (Write("/part0", "a:9"), Write("/part1", "a:9")), "", False),
+        ("script", (Write("/best.pt", "a:9"), None), "", True),
+        ("script", (Write("/best.pt", "a:9"), Write("/best.pt", "a:9")), "", True),  # and every rank writes
+        ("script", (None, None), "from mpi4py import MPI", False),
+        ("script", (None, None), "total = store.add('correct', correct)", False),
+    ],
 )
-def test_a_validation_that_is_not_reduced(reason, expected):
-    """A rank that fails before it could combine the results does not show whether it would."""
-    right = run()
-    ranks = []
-    for rank in right.ranks:
+def test_a_validation_that_is_not_reduced(reason, after, text, is_found, tmp_path):
+    """Rank 0 may get results by messages, by files, or by libraries that are not observed."""
+    right, ranks = run(), []
+    for rank, more in zip(right.ranks, after, strict=True):
         evaluation = Forward(4, 2, False, (f"{rank.number}",), None, {}, None, "train.py:20")
-        ranks.append(Rank((*rank.records[:-1], evaluation, Ended(reason, ""))))
-    assert names(replace(right, ranks=tuple(ranks))) == expected
+        ranks.append(Rank((*rank.records[:-1], evaluation, *filter(None, [more]), Ended(reason, ""))))
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    found = findings(Runs(ALONE, replace(right, ranks=tuple(ranks)), script if text else None))
+    assert ("validation-of-one-rank" in [one.name for one in found]) == is_found
 
 
 def test_a_model_that_is_called_before_the_broadcast_is_not_evaluated():
@@ -224,6 +236,7 @@ def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps)
     together = replace(run(), ranks=tuple(ranks))
     assert names(together) == found
     assert len(perhaps(Runs(ALONE, together), findings(Runs(ALONE, together)))) == num_perhaps
+    assert all("hvd.broadcast_parameters(model.state_dict()" in one.mend for one in findings(Runs(ALONE, together)))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import io
 import sys
 from pathlib import Path
 
 import h5py
 import keras
 import pytest
+import safetensors.torch
 import tensorflow as tf
 import torch
 from torch import nn
@@ -45,7 +47,8 @@ def observer(tmp_path, monkeypatch):
 
     for module in (files, keras_fit, observing, pytorch_data, pytorch_models, pytorch_optimizers, tf_distribute):
         monkeypatch.setattr(module, "replace", replace)
-    monkeypatch.setattr(pytorch_optimizers, "replace_everywhere", lambda _package, *rest: replace(*rest))
+    for module in (files, pytorch_optimizers):
+        monkeypatch.setattr(module, "replace_everywhere", lambda _package, *rest: replace(*rest))
     for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
         register = getattr(pytorch_optimizers, name)
         monkeypatch.setattr(pytorch_optimizers, name, lambda hook, register=register: handles.append(register(hook)))
@@ -203,17 +206,30 @@ def test_a_call_that_steps_by_itself_trains(steps, records):
     assert [(one.is_training, one.step) for one in records if isinstance(one, Forward)] == [(steps, 1)]
 
 
-def test_a_file_that_hdf5_opens_in_c(observer, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("records")
+def test_a_model_that_is_traced_for_an_export():
+    """The graph must not have operations of the observer, which fail in it. Oracle: the model's own outputs."""
+    model = nn.Linear(2, 1)
+    traced = torch.jit.trace(model, torch.ones(3, 2))
+    assert torch.equal(traced(torch.ones(4, 2)), model(torch.ones(4, 2)))
+
+
+def test_files_that_libraries_open_in_c(observer, tmp_path, monkeypatch):
+    """Oracle: the files in the folder; a buffer is none."""
     found: list[Record] = []
     monkeypatch.setattr(observer, "write", found.append)
     files.install(observer)
-    path = tmp_path / "files" / "weights.h5"
-    path.parent.mkdir()
+    folder, model = tmp_path / "files", nn.Linear(2, 1)
+    folder.mkdir()
     for mode in ("w", "a", "r"):
-        h5py.File(path, mode).close()
-    [write] = found
-    assert isinstance(write, Write)
-    assert (write.path, write.line.partition(":")[0]) == (str(path), Path(__file__).name)
+        h5py.File(folder / "weights.h5", mode).close()
+    torch.serialization.save(model, folder / "model.pt")
+    torch.serialization.save(model, io.BytesIO())
+    torch.jit._serialization.save(torch.jit.script(model), folder / "script.pt")
+    monkeypatch.setattr(safetensors.torch, "serialize_file", safetensors.serialize_file)
+    safetensors.torch.save_file(model.state_dict(), folder / "weights.safetensors")
+    assert {one.path for one in found if isinstance(one, Write)} == set(map(str, folder.iterdir()))
+    assert {one.line.partition(":")[0] for one in found if isinstance(one, Write)} == {Path(__file__).name}
 
 
 def test_files_that_tensorflow_opens_in_cpp(observer, tmp_path, monkeypatch):

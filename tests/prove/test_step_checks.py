@@ -16,6 +16,7 @@ from allstep.commands.prove.records import (
     FOLLOWS_LOSSES,
     FROZEN,
     TENSOR_PARALLEL,
+    Collective,
     EarlyChange,
     Forward,
     Gradient,
@@ -262,17 +263,24 @@ def test_ranks_that_share_tensors_need_the_same_samples():
     assert names(replace(apart, ranks=tuple(ranks))) == ["samples-differ"]
 
 
-@pytest.mark.parametrize(("origin", "expected"), [(1, []), (2, ["gradients-not-averaged", "learning-rate-not-scaled"])])
-def test_rounds_of_federated_averages_with_an_optimizer_each(origin, expected):
-    """Ranks part in a round, whose optimizer never sees them together again; that of another model tells nothing."""
+@pytest.mark.parametrize(
+    ("kind", "wrapper", "is_apart"),
+    [("all_reduce", "", False), ("all_gather_object", "", False), ("broadcast", "", True), ("all_reduce", "DDP", True)],
+)
+def test_rounds_of_federated_averages_with_a_model_each(kind, wrapper, is_apart):
+    """Ranks part in a round, whose optimizer never sees them together again; folds with equal seeds are no rounds."""
 
     def change(rank, step):
-        fields = {"origin": origin, "optimizer": 2, "number": 1} if step.number == 3 else {"origin": 1}
+        fields = {"optimizer": 2, "number": 1} if step.number == 3 else {}
         own = tuple(replace(one, applied=one.local) for one in step.gradients)
         weights = {"w": f"{rank if step.number == 2 else 0} {step.number}"}
-        return {"gradients": own, "weights": weights, **fields}
+        return {"gradients": own, "weights": weights, "wrapper": wrapper, **fields}
 
-    assert names(map_steps(run(rate=0.1), change)) == expected
+    together = map_steps(run(rate=0.1), change)
+    between = Collective(kind, "", (50,), "train.py:12")
+    ranks = tuple(Rank((*rank.records[:-3], between, *rank.records[-3:])) for rank in together.ranks)
+    expected = ["gradients-not-averaged", "learning-rate-not-scaled"] * is_apart
+    assert names(replace(together, ranks=ranks)) == expected
 
 
 def test_a_weight_whose_gradients_are_the_same_is_no_sign_of_an_average():

@@ -120,7 +120,7 @@ def may_be_uneven(run: Run) -> Iterator[str]:
     for together in zip(*(rank.training_loops for rank in run.ranks), strict=False):
         ends = [_batches_until_next_loop(rank, loop.number) for rank, loop in zip(run.ranks, together, strict=True)]
         numbers = [number for number, _ in ends]
-        if any(has_left and number < max(numbers) for number, has_left in ends) and not any(r.joins for r in run.ranks):
+        if any(has_left and number < max(numbers) for number, has_left in ends) and not run.joins:
             yield (
                 f"ranks begin another epoch after {listed(sorted({n for n, has_left in ends if has_left}))} batches "
                 f"({together[0].line}), while others have had {max(numbers)}; right where loaders start over for ever, "

@@ -253,18 +253,23 @@ def near(value: float, target: float) -> bool:
 
 
 def _second_average(rank: Rank) -> str:
-    """Return the lines of collectives that the script itself calls between backward and step, in parentheses."""
-    lines: dict[str, None] = {}
-    since: dict[str, None] = {}
+    """Return the lines of all-reduces that the script itself calls between backward and step, in parentheses."""
+    calls = [(step.line, one) for step, since in reductions(rank) for one in since]
+    lines = dict.fromkeys(one.line for line, one in calls if one.line != line and one.kind.startswith("all"))
+    return f" (the script's own all-reduces: {listed(lines)})" if lines else ""
+
+
+def reductions(rank: Rank) -> Iterator[tuple[Step, list[Collective]]]:
+    """Yield each step of a rank with the reductions since the last forward or backward pass."""
+    since: list[Collective] = []
     for record in rank.records:
         if isinstance(record, Forward) or (isinstance(record, Waiting) and record.what == BACKWARD):
-            since = {}
-        elif isinstance(record, Collective) and record.kind in ("all_reduce", "allreduce") and record.line:
-            since[record.line] = None
+            since = []
+        elif isinstance(record, Collective) and "reduce" in record.kind and record.line:
+            since.append(record)
         elif isinstance(record, Step):
-            lines |= {line: None for line in since if line != record.line}
-            since = {}
-    return f" (the script's own all-reduces: {listed(lines)})" if lines else ""
+            yield record, since
+            since = []
 
 
 def equal(projections: Sequence[Projections | None]) -> bool:

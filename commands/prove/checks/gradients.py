@@ -1,12 +1,11 @@
 """Check that all ranks apply the same gradients; `factors` tells whether these are the mean of what was computed."""
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from allstep.commands.prove.checks.factors import NEAR, SAME, equal, factor_of, wrong_factor
+from allstep.commands.prove.checks.factors import NEAR, SAME, equal, factor_of, reductions, wrong_factor
 from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import (
@@ -14,7 +13,6 @@ from allstep.commands.prove.records import (
     APPLIED,
     AVERAGES_WEIGHTS,
     TENSOR_PARALLEL,
-    Collective,
     EarlyChange,
     Forward,
     Sent,
@@ -98,14 +96,8 @@ def _averages_weights(run: Run, optimizer: int) -> bool:
 
 def _reduces_in_step(rank: Rank, step: Step) -> bool:
     """Return whether an optimizer reduces tensors in its own step, as a ZeRO written by hand; then weights tell."""
-    before = itertools.takewhile(lambda one: one is not step, rank.records)
-    since: list[Collective] = []
-    for record in before:
-        if isinstance(record, Forward):
-            since = []
-        elif isinstance(record, Collective) and math.prod(record.shape) > 1:
-            since.append(record)
-    return any("reduce" in one.kind and step.line in one.callers[1:] for one in since)
+    since = next(calls for own, calls in reductions(rank) if own is step)
+    return any(step.line in one.callers[1:] for one in since if math.prod(one.shape) > 1)
 
 
 def unequal(together: Iterable[tuple[Step, ...]]) -> tuple[tuple[Step, ...], list[str]] | None:
@@ -173,12 +165,6 @@ def _factor_between(steps: Sequence[Step], names: Sequence[str]) -> float | None
     return factor_of(pairs) if len(pairs) == len(names) and not is_number else None
 
 
-def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:
-    """Return Horovod's wrapper if the wrapped optimizer steps itself, which does not wait for the averages."""
-    horovod = [one for one in rank.all(Wrapped) if one.kind.startswith("hvd.") and one.line == step.wrapper]
-    return horovod[0] if horovod and not step.is_wrapped else None
-
-
 def _averaging(rank: Rank, step: Step) -> str:
     bypassed = [one for one in rank.all(Forward) if one.bypasses]
     kinds = {one.line: one.kind for one in rank.all(Wrapped)}
@@ -189,8 +175,8 @@ def _averaging(rank: Rank, step: Step) -> str:
         if bypassed or step.bypass == "inner":
             line = bypassed[0].line if bypassed else step.line
             return f"call the {kind} ({step.wrapper}) itself, not the model inside of it ({line})"
-        if wrapper := _wrapper_without_step(rank, step):
-            return f"step the optimizer that {wrapper.kind} has returned ({wrapper.line}), not the one given to it"
+        if kind.startswith("hvd.") and not step.is_wrapped:  # whose averages nothing waits for
+            return f"step the optimizer that {kind} has returned ({step.wrapper}), not the one given to it"
     if step.wrapper:
         return f"give {kind} ({step.wrapper}) all weights that the optimizer trains"
     own = f" for the weights of the optimizer that steps in {step.line}" if kinds else ""

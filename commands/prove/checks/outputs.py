@@ -1,5 +1,6 @@
 """Check that each validation sample is counted once over all ranks, and each file is written by one rank."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,9 @@ def _writes(run: Run) -> Iterator[Finding]:
 def _validation(runs: Runs) -> Finding | None:
     run = runs.together
     first = [next(iter(_evaluated(rank)), None) for rank in run.ranks]
-    # One rank validates for all, or none does; or the strategy that the script runs in reduces the results.
-    if None in first or run.library == "tf.distribute":
+    # One rank validates for all, or none does; or what is not observed may reduce the results.
+    text = runs.script.read_text() if runs.script else ""
+    if None in first or run.library == "tf.distribute" or re.search(r"\bmpi4py\b|[Ss]tore\b", text):
         return None
     [one, other, *_] = [forward for forward in first if forward]
     reduced = [_is_reduced(rank, runs) for rank in run.ranks]
@@ -92,8 +94,10 @@ def _evaluated(rank: Rank) -> list[Forward]:
 def _is_reduced(rank: Rank, runs: Runs) -> bool | None:
     """Return whether a reduction between the first validation and further training carries what was computed.
 
-    The result is None if the rank has got to neither, because it failed or waits, or if the model keeps its results.
+    The result is None if the rank has got to neither, because it failed or waits, if the model keeps its results, or if
+    the rank sends them or writes a file of its own, which rank 0 may read.
     """
+    of_first = {one.path for one in runs.together.ranks[0].all(Write)}
     validating, training = {*rank.validation_calls}, {*rank.training_calls}
     call: Forward | None = None
     for index, record in enumerate(rank.records):
@@ -104,11 +108,15 @@ def _is_reduced(rank: Rank, runs: Runs) -> bool | None:
         elif call is None:
             continue
         elif isinstance(record, Collective):
-            is_reduction = any(word in record.kind for word in _REDUCTIONS) and not record.name.startswith(
-                DROP_IN_CHECK
-            )
-            if is_reduction and carries(runs.script, call.callers, record.callers):
-                return True
+            is_check = record.name.startswith(DROP_IN_CHECK)
+            is_reduction = any(word in record.kind for word in _REDUCTIONS) and not is_check
+            is_sent = rank.number > 0 and "send" in record.kind
+            if (is_reduction or is_sent) and carries(runs.script, call.callers, record.callers):
+                return True if is_reduction else None
+        elif isinstance(record, Write):
+            is_sent = rank.number > 0 and record.path not in of_first
+            if is_sent and carries(runs.script, call.callers, record.callers):
+                return None
         elif isinstance(record, Step) or index in training:
             return False
     return False if rank.ended and not rank.error and not runs.together.failure else None

@@ -5,10 +5,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from allstep.commands.prove.checks.samples import is_same
-from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
+from allstep.commands.prove.checks.weights import BROADCASTS, differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import AVERAGES_WEIGHTS, FROZEN, RUNNING, Forward, Kept, Wrapped, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
+
+_BY_HAND = "for value in model.state_dict().values(): dist.broadcast(value, src=0)"
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -31,7 +33,7 @@ def check(runs: Runs) -> Iterator[Finding]:
             "buffers-differ",
             "ranks have different values in their models that no optimizer trains: constants, or averages of weights",
             f"in the steps seen, {listed(names)} have other values on other ranks",
-            f"change them on all ranks alike; before the first step, send rank 0's to all: {_broadcast(run.library)}",
+            f"change them on all ranks alike; {BROADCASTS.get(run.library, _BY_HAND)}",
             line,
         )
     for together in zip(*(rank.forwards(training=False) for rank in run.ranks), strict=False):
@@ -174,12 +176,6 @@ def _states_of_batches(rank: Rank) -> list[tuple[str, ...]]:
     """Return the random states at the batches of the first training loop, but the first, which seeds the order."""
     first = next((loop.number for loop in rank.training_loops), None)
     return [one.random_states for one in rank.all(Yielded) if one.loop == first][1:]
-
-
-def _broadcast(library: str) -> str:
-    if library == "horovod.tensorflow":
-        return "hvd.broadcast_variables(model.weights, root_rank=0)"
-    return "hvd.broadcast_parameters(model.state_dict(), root_rank=0)" if library == "horovod" else "dist.broadcast"
 
 
 def _script_randomness(library: str) -> str:

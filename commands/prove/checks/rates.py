@@ -148,7 +148,8 @@ def _differs(run: Run) -> Finding | None:
     for optimizer in range(1, run.num_optimizers + 1):
         for steps in run.steps(optimizer):
             rates = [step.learning_rates for step in steps]
-            if any(not _near_all(rates[0], other) for other in rates[1:]):
+            pairs = itertools.chain(*(zip(rates[0], other, strict=False) for other in rates[1:]))
+            if not all(math.isclose(*pair, rel_tol=1e-6) for pair in pairs):
                 return Finding(
                     "learning-rate-differs",
                     "ranks have different learning rates, so that equal gradients move weights apart",
@@ -197,7 +198,8 @@ def _fall(steps: Sequence[Step]) -> dict[int, float]:
 
 def _at_equal_epochs(alone: Sequence[Step], together: Sequence[Step]) -> list[tuple[Step, Step]]:
     """Return pairs of the first steps of epochs, if rates change between epochs only."""
-    firsts = [_epochs(steps) for steps in (alone, together)]
+    by_epoch = [itertools.groupby(steps, lambda step: step.loop) for steps in (alone, together)]
+    firsts = [[next(own) for _, own in epochs] for epochs in by_epoch]
     is_by_epoch = all(
         len({step.learning_rates for step in steps if step.loop == first.loop}) == 1
         for steps, own in zip((alone, together), firsts, strict=True)
@@ -213,17 +215,8 @@ def _at_equal_samples(alone: Sequence[Step], together: Sequence[Step], growth: f
     return [(step, first[place]) for step, place in places if place < len(first)]
 
 
-def _epochs(steps: Sequence[Step]) -> list[Step]:
-    return [step for before, step in zip([None, *steps], steps, strict=False) if not before or before.loop != step.loop]
-
-
 def _steps(run: Run) -> Sequence[Step]:
     return run.ranks[0].steps() if run.ranks else []
-
-
-def _near_all(rates: Sequence[float], others: Sequence[float]) -> bool:
-    pairs = zip(rates, others, strict=False)
-    return all(math.isclose(one, other, rel_tol=1e-6) for one, other in pairs)
 
 
 def _near(value: float, target: float) -> bool:

@@ -115,7 +115,7 @@ def _uneven(run: Run) -> Finding | None:
 
     Lengths of loaders tell it where the script loops over all of them, and the ends of loops where ranks got stuck.
     """
-    if any(rank.joins for rank in run.ranks):
+    if run.joins:
         return None
     for together in _loops_by_line(run):
         numbers = [loop.num_batches for loop in together]

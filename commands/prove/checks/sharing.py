@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Yielded
+from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Restored, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
@@ -31,21 +31,23 @@ def judge(runs: Runs) -> Finding | str | None:
 
 def mend(rank: Rank) -> str:
     """Return the change that gives each rank its own share."""
-    size = "hvd.size(), rank=hvd.rank()" if "horovod" in rank.library else "dist.get_world_size(), rank=dist.get_rank()"
     if rank.library == "tf.distribute":
         return (
             "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share; in the "
             "function of distribute_datasets_from_function, "
             "dataset.shard(context.num_input_pipelines, context.input_pipeline_id)"
         )
-    loops = rank.training_loops
-    if loops and loops[0].sampler and loops[0].num_samples is None:
-        share = size.replace("rank=", "").split(", ")
-        return f"in the stream's __iter__, itertools.islice(samples, {share[1]}, None, {share[0]})"
-    if loops and loops[0].sampler and loops[0].sampler.num_replicas:
-        return f"DistributedSampler(data, num_replicas={size}), with this job's numbers"
-    if loops and loops[0].sampler:
-        return f"DataLoader(data, sampler=DistributedSampler(data, num_replicas={size}))"
+    own = ("hvd.size()", "hvd.rank()") if "horovod" in rank.library else ("dist.get_world_size()", "dist.get_rank()")
+    size, number = own
+    loop = next(iter(rank.training_loops), None)
+    if loop and loop.sampler:
+        if loop.num_samples is None:
+            return f"in the stream's __iter__, itertools.islice(samples, {number}, None, {size})"
+        share = f"(data, num_replicas={size}, rank={number})"
+        if loop.sampler.num_replicas:
+            return f"{loop.sampler.kind}{share}, with this job's numbers"
+        kind = "hvd.elastic.ElasticSampler(data)" if rank.all(Restored) else f"DistributedSampler{share}"
+        return f"DataLoader(data, sampler={kind})"
     other = (
         "dataset.shard(size, rank)" if "tensorflow" in rank.library else "by seed + rank if samples are drawn at random"
     )

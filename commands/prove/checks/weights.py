@@ -3,12 +3,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.records import AVERAGES_WEIGHTS, TENSOR_PARALLEL, Step
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, TENSOR_PARALLEL, Collective, Step
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
 _UNNAMED = "parameter "
 """Begin of the names of weights that are in no model."""
+BROADCASTS = {
+    "horovod.tensorflow": "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a loop, "
+    "after its first step, hvd.broadcast_variables(model.weights, root_rank=0), and the optimizer's variables",
+    "horovod": "before the first step: hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
+    "tf.distribute": "make the model under strategy.scope()",
+}
+"""Call that gives all ranks the weights of rank 0, by library."""
+_BY_WRAPPER = "before the first step: model = DistributedDataParallel(model), which sends rank 0's weights to all ranks"
 _AT_ONCE = tuple(f"{OUT_OF_STEP} {moment}" for moment in ("after batch 1", "before the second step"))
 """Errors of the Keras drop-in, which ends a fit, or a loop, before the observed weights can be compared."""
 
@@ -44,7 +52,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 def _apart(run: Run, evidence: str, line: str) -> Finding:
     what = "ranks start from different weights, so that they train different models"
-    return Finding("weights-differ", what, evidence, _broadcast_of_weights(run.ranks[0]), line)
+    return Finding("weights-differ", what, evidence, BROADCASTS.get(run.library, _BY_WRAPPER), line)
 
 
 def check_later(runs: Runs) -> Iterator[Finding]:
@@ -85,20 +93,33 @@ def has_shards(run: Run, optimizer: int) -> bool:
 def rejoins(run: Run, optimizer: int) -> bool:
     """Return whether ranks whose weights differ have the same again later, as with averages of weights (local SGD).
 
-    Each round may have an optimizer of its own (federated averages). No such averages are weights of a rank that keeps
-    its own, such as those of a checkpoint that others load.
+    No such averages are weights of a rank that keeps its own, such as those of a checkpoint that others load.
     """
-    origins = [step.origin or optimizer for step in next(run.steps(optimizer), ())]
-    pairs = zip(run.ranks, origins, strict=False)
-    own = [[step for step in rank.all(Step) if (step.origin or step.optimizer) == origin] for rank, origin in pairs]
     apart: list[str] = []
     last: dict[str, str] = {}
-    for steps in zip(*own, strict=False):
-        weights, differ = steps[0].weights, parted(run, steps)
-        if apart and weights and not differ and not any(last.get(name) == weights.get(name) for name in apart if last):
-            return True
-        apart, last = differ or apart, steps[0].after
+    for number in _rounds(run.ranks[0], optimizer):
+        for steps in run.steps(number):
+            weights, differ = steps[0].weights, parted(run, steps)
+            if apart and weights and not differ and not any(last.get(one) == weights.get(one) for one in apart if last):
+                return True
+            apart, last = differ or apart, steps[0].after
     return False
+
+
+def _rounds(rank: Rank, optimizer: int) -> list[int]:
+    """Return the optimizer, and those that take its place in other rounds of federated averages, after reductions."""
+    numbers: list[int] = []
+    own, has_reduced = {(one.kind, one.line) for one in rank.steps(optimizer)}, False
+    for record in rank.records:
+        if isinstance(record, Collective):
+            has_reduced = has_reduced or "reduce" in record.kind or "gather" in record.kind
+        elif isinstance(record, Step) and (record.kind, record.line) in own:
+            if record.optimizer not in numbers[-1:]:
+                if record.wrapper or (numbers and not (record.number == 1 and has_reduced)):
+                    return [optimizer]
+                numbers.append(record.optimizer)
+            has_reduced = False
+    return numbers
 
 
 def parted(run: Run, steps: Sequence[Step]) -> list[str] | None:
@@ -116,14 +137,3 @@ def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:
         return []
     names = dict.fromkeys(name for one in digests for name in one)
     return [name for name in names if len({one.get(name) for one in digests}) > 1]
-
-
-def _broadcast_of_weights(rank: Rank) -> str:
-    if rank.library == "horovod.tensorflow":
-        return (
-            "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a custom loop, "
-            "after its first step, hvd.broadcast_variables(model.variables, root_rank=0), and the optimizer's"
-        )
-    if rank.library == "horovod":
-        return "before the first step: hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
-    return "before the first step: model = DistributedDataParallel(model), which sends rank 0's weights to all ranks"

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from allstep.commands.prove.observer.importing import hook_modules
-from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.records import Write
 
 _WRITING = os.O_WRONLY | os.O_RDWR
 # All ranks may open a lock file; the others are files of the system.
 _NOT_LOOKED_AT = (".lock", "_lock", ".pyc")
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
+
+_IN_C = "files that libraries open in C, C++ or Rust"
+"""Files of which Python raises no audit event."""
+_SAVERS = ("torch.serialization", "torch.jit._serialization", "torch.export", "safetensors")
 
 
 def install(observer: Observer) -> None:
@@ -29,26 +33,37 @@ def install(observer: Observer) -> None:
         if event == "open":
             path, mode, flags = arguments
             is_written = bool(set(mode) & set("wxa+")) if isinstance(mode, str) else bool(flags & _WRITING)
-            if is_written and isinstance(path, (str, os.PathLike)):
+            if is_written:
                 note_write(observer, path, seen)
 
     def observe_hdf5(
         _file: Any, name: Any = None, mode: str = "r", driver: str | None = None, *_args: Any, **_kwargs: Any
     ) -> Generator[None, Any, None]:
-        if mode != "r" and driver is None and isinstance(name, (str, os.PathLike)):
+        if mode != "r" and driver is None:
             note_write(observer, name, seen)
+        yield
+
+    def observe_save(_object: Any, path: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        note_write(observer, path, seen)
         yield
 
     sys.addaudithook(observer.quiet("written files", audit))
 
-    def hook_hdf5(module: Any) -> None:  # which opens its files in C
-        replace(module.File, "__init__", observer.around("files written by HDF5", observe_hdf5))
+    def hook_hdf5(module: Any) -> None:
+        replace(module.File, "__init__", observer.around(_IN_C, observe_hdf5))
 
-    hook_modules(observer, {"h5py._hl.files": hook_hdf5})
+    def hook_save(module: Any) -> None:
+        name = "serialize_file" if module.__name__ == "safetensors" else "save"
+        package = module.__name__.partition(".")[0]
+        replace_everywhere(package, module, name, observer.around(_IN_C, observe_save))
+
+    hook_modules(observer, {"h5py._hl.files": hook_hdf5, **dict.fromkeys(_SAVERS, hook_save)})
 
 
-def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> None:
-    """Record once that the script writes a file."""
+def note_write(observer: Observer, path: Any, seen: set[str]) -> None:
+    """Record once that the script writes a file, unless it has no path."""
+    if not isinstance(path, (str, os.PathLike)):
+        return
     name = os.path.abspath(os.fspath(path))
     is_ours = os.path.dirname(name) == str(observer.folder)
     if name in seen or is_ours or name.startswith(_SYSTEM) or name.endswith(_NOT_LOOKED_AT) or os.path.isdir(name):
@@ -57,7 +72,7 @@ def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> N
     if line := observer.line():  # else no line of the script is being run
         is_kept = observer.keeps_files and observer.progress.num_steps > 0
         aside = _keep(observer, name) if is_kept and os.path.isfile(name) else None
-        observer.write(Write(name, line, is_kept and not os.path.lexists(name), aside))
+        observer.write(Write(name, line, is_kept and not os.path.lexists(name), aside, observer.callers()))
 
 
 def put_back(writes: Iterable[Write]) -> None:

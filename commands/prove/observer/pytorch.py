@@ -1,17 +1,13 @@
-"""Observe PyTorch: its optimizers, models, loaders and collectives, each by a separate file, and torch.save."""
+"""Observe PyTorch: its optimizers, models, loaders and collectives, each by a separate file."""
 
 import multiprocessing
-import os
 import sys
-from collections.abc import Generator
-from typing import Any
 
 import torch
 
 from allstep.commands.prove.observer import pytorch_collectives, pytorch_data, pytorch_models, pytorch_optimizers
-from allstep.commands.prove.observer.files import note_write
 from allstep.commands.prove.observer.importing import hook_modules
-from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.observer import Observer
 from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.common.launch.placement import apparent_rank
@@ -25,15 +21,6 @@ def install(observer: Observer) -> None:
     optimizers = pytorch_optimizers.install(observer, models, wrappers)
     pytorch_data.install(observer)
     pytorch_collectives.install(observer, wrappers, optimizers)
-    written: set[str] = set()
-
-    def observe_save(_obj: Any, f: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
-        if isinstance(f, (str, os.PathLike)):
-            note_write(observer, f, written)
-        yield
-
-    # It opens its file in C++, where Python raises no audit event.
-    replace(torch, "save", observer.around("files written by torch.save", observe_save))
     hook_modules(observer, pytorch_collectives.hooks(observer, wrappers))
     installed[:] = [(optimizers, wrappers)]
 

@@ -58,7 +58,6 @@ class Optimizers:
         self.is_asked = False  # for gradients that do not add up in .grad
         self._unclipped: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
-        self._origins: dict[int, int] = {}  # by parameter
         self._pending: Step | None = None
         self.loss_scale = 1.0  # by which losses and gradients are divided, as the script's scaler does
         self._outer: torch.optim.Optimizer | None = None
@@ -236,7 +235,6 @@ class Optimizers:
             num_unwrapped=num_unwrapped,
             bypass=self._wrappers.bypass_of(parameters),
             sharded=tuple(sharded),
-            origin=self._origins.setdefault(id(next(iter(parameters), None)), order.index(id(optimizer)) + 1),
         )
         if has_closure and optimizer.param_groups[0].get("line_search_fn"):
             return tuple(self._noting_loss(one) for one in args), {k: self._noting_loss(v) for k, v in kwargs.items()}
