@@ -204,5 +204,6 @@ STYLES = (
         "torch.manual_seed(0)\nhead = nn.Linear(64, 16)",
     ),
     Fault("samples-differ", "ddp_split_layers", "Generator().manual_seed(0)", "Generator().manual_seed(rank)"),
+    Fault("every-rank-writes", "ddp_federated", "    if rank == 0:\n        print", "    if True:\n        print"),
     Fault("same-samples", "ddp_dtensor", "DistributedSampler(data)", "DistributedSampler(data, 1, 0)"),
 )

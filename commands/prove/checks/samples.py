@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from allstep.commands.prove.checks import sharing
+from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
 from allstep.commands.prove.records import Forward, Loop, LoopEnd, Step, Yielded
@@ -114,12 +115,13 @@ def _uneven(run: Run) -> Finding | None:
     """Find a training loop that does not run equally far on all ranks.
 
     Lengths of loaders tell it where the script loops over all of them, and the ends of loops where ranks got stuck.
+    Rounds after which ranks average their weights may differ.
     """
-    if run.joins:
+    is_stuck = bool(run.stacks) or run.is_deserted
+    if run.joins or (rejoins(run, 1) and not is_stuck):
         return None
     for together in _loops_by_line(run):
         numbers = [loop.num_batches for loop in together]
-        is_stuck = bool(run.stacks) or run.is_deserted
         if any(loop.may_end_early for loop in together) or (is_stuck and None in numbers):
             numbers = [_length(rank, loop) for rank, loop in zip(run.ranks, together, strict=True)] if is_stuck else []
         is_uneven = None not in numbers and len(set(numbers)) > 1
