@@ -73,6 +73,8 @@ class Wrapped(Record):
     """Whether DDP is asked not to send rank 0's buffers to the other ranks."""
     by_library: bool = False
     """Whether a library has made it."""
+    ranks: tuple[int, ...] = ()
+    """Ranks of DDP's process group."""
 
 
 @dataclass(frozen=True)

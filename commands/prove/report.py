@@ -21,6 +21,7 @@ from allstep.commands.prove.records import (
     Loop,
     LoopEnd,
     Unseen,
+    World,
     Yielded,
 )
 from allstep.commands.prove.runs import Rank, Runs
@@ -98,6 +99,8 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
 def _values(runs: Runs) -> Iterator[str]:
     """Yield what was not compared of gradients, weights and rates."""
     run, rank = runs.together, runs.together.ranks[0]
+    if any(one.size > run.num_ranks for one in rank.all(World)):
+        yield "other groups of ranks, which train models of their own"
     applied = [one.applied for own in run.ranks for step in own.steps() for one in step.gradients if one.applied]
     if applied and not np.any(applied):
         yield "whether gradients are averaged, for all are zero"

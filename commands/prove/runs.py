@@ -168,6 +168,15 @@ class Run:
     """Error, in one line, of a script that failed after all ranks had stepped."""
 
     @property
+    def first_group(self) -> Run:
+        """The run of the ranks of rank 0's DDP, if others begin with other weights, as in an ensemble."""
+        group = next((one.ranks for rank in self.ranks[:1] for one in rank.all(Wrapped)), ())
+        own = tuple(rank for rank in self.ranks if rank.number in group)
+        first = [[step.weights for step in rank.steps()[:1]] for rank in self.ranks]
+        others = [one for rank, one in zip(self.ranks, first, strict=True) if rank not in own]
+        return replace(self, num_ranks=len(own), ranks=own) if own and others and first[0] not in others else self
+
+    @property
     def joins(self) -> bool:
         """Whether ranks wait, after their last batches, for ranks that have more, which take more steps."""
         calls = {getattr(one, "kind", getattr(one, "what", "")) for rank in self.ranks for one in rank.records}
@@ -267,7 +276,8 @@ class Runs:
     """Path of the script, whose text tells some checks more."""
 
     def __post_init__(self) -> None:
-        """Leave out optimizers that not all ranks have, such as one of rank 0 for a figure in its log."""
+        """Leave out other groups of ranks, and optimizers that not all ranks have, such as one of rank 0 alone."""
+        object.__setattr__(self, "together", self.together.first_group)
         ranks = [rank.optimizers for rank in self.together.ranks if rank.optimizers]
         common = [key for key in ranks[0] if all(key in one for one in ranks)] if ranks else []
         for name in ("alone", "together") if common and len({len(one) for one in ranks}) > 1 else ():

@@ -335,3 +335,17 @@ def test_weights_that_no_optimizer_trains(teacher, expected):
 def test_weights_that_the_drop_in_refuses(moment):
     """Keras' weights are compared from the second step on, which the drop-in does not let a script reach."""
     assert names(replace(run(), failure=f"RuntimeError: {OUT_OF_STEP} {moment}; received others")) == ["weights-differ"]
+
+
+@pytest.mark.parametrize(("group", "is_judged"), [((0,), False), ((0, 1), True), ((), True)])
+def test_groups_of_ranks_that_train_models_of_their_own(group, is_judged):
+    """Each member of an ensemble has a process group, and begins with other weights. Oracle: the records alone."""
+
+    def change(rank, step):
+        [gradient] = step.gradients
+        return {"gradients": (replace(gradient, applied=gradient.local),), "weights": {"w": f"{rank} {step.number}"}}
+
+    together = map_steps(run(rate=0.1), change)
+    wrapped = Wrapped("DistributedDataParallel", "train.py:3", ranks=group)
+    ranks = tuple(Rank((*rank.records[:2], wrapped, *rank.records[2:])) for rank in together.ranks)
+    assert ("gradients-not-averaged" in names(replace(together, ranks=ranks))) == is_judged

@@ -83,6 +83,7 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
                 finds_unused=wrapper.find_unused_parameters,
                 keeps_buffers=keeps_buffers,
                 by_library=observer.is_by_library(),
+                ranks=tuple(distributed_c10d.get_process_group_ranks(wrapper.process_group)),
             )
         )
 
