@@ -27,13 +27,17 @@ class Gradients:
         self._observer = observer
         self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradients by variable
         self._num_steps: dict[int, dict[int, int]] = defaultdict(dict)  # by replica and optimizer
+        self._pending: set[int] = set()  # variables whose gradients are not applied yet
+        self._adds_up = False  # gradients of several tapes
 
     def note_local(self, loss: Any, variables: Any, gradients: Any) -> None:
         """Keep the gradients of a tape until an optimizer applies them."""
         sent.clear()
         pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(gradients), strict=False)
-        local = {id(native(variable)): gradient for variable, gradient in pairs}
+        local = {id(native(variable)): gradient for variable, gradient in pairs if gradient is not None}
         self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), local
+        self._adds_up = not self._pending.isdisjoint(local)
+        self._pending |= local.keys()
 
     def observe(self, optimizer: keras.Optimizer, grads_and_vars: Any) -> None:
         """Make the step that is being traced or run record the gradients that it applies."""
@@ -46,6 +50,7 @@ class Gradients:
         local = [made.get(id(native(variable))) for variable in variables]
         has_local = all(one is not None and _is_usable(one) for one in local)
         self._note_sent(made)
+        self._pending -= {id(native(variable)) for variable in variables}
         tensors = [
             tf.constant(math.nan) if loss is None or loss.shape.num_elements() != 1 else tf.reshape(loss, []),
             tf.convert_to_tensor(optimizer.learning_rate),
@@ -92,7 +97,7 @@ class Gradients:
         changed = [pair for pair in zip(local, sent, strict=False) if pair[0] is not pair[1]]
         is_known = [one.shape for one in local] == [one.shape for one in sent] and all(map(_is_usable, sent))
         sent.clear()
-        if not changed or not is_known:
+        if not changed or not is_known or self._adds_up:
             return
         line = self._observer.line_of_main()
 
