@@ -13,6 +13,8 @@ from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 
 _REDUCTIONS = ("reduce", "gather", "all_to_all")
+_OTHER_WAYS = re.compile(r"\bmpi4py\b|\b(?:TCP|File|Hash|Prefix)Store\b|_default_store\b")
+"""What is not observed and may reduce results: mpi4py, and the stores of torch.distributed."""
 """Parts of the names of collectives that can bring results together."""
 
 
@@ -53,7 +55,7 @@ def _validation(runs: Runs) -> Finding | None:
     first = [next(iter(_evaluated(rank)), None) for rank in run.ranks]
     # One rank validates for all, or none does; or what is not observed may reduce the results.
     text = runs.script.read_text() if runs.script else ""
-    if None in first or run.library == "tf.distribute" or re.search(r"\bmpi4py\b|[Ss]tore\b", text):
+    if None in first or run.library == "tf.distribute" or _OTHER_WAYS.search(text):
         return None
     [one, other, *_] = [forward for forward in first if forward]
     reduced = [_is_reduced(rank, runs) for rank in run.ranks]

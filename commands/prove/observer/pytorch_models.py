@@ -55,7 +55,7 @@ class Models:
         @functools.wraps(call)
         def outermost(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             is_inner = torch.compiler.is_compiling() or getattr(self._depth, "is_inside", False)
-            if is_inner or torch.jit.is_tracing() or not (args or kwargs):  # parametrizations take no arguments
+            if is_inner or torch.jit.is_tracing() or not (args or kwargs):  # parametrizations take no arguments  # pyright: ignore[reportPrivateImportUsage]
                 return call(module, *args, **kwargs)
             if not has_weights(module):
                 return (observed_loss if module._buffers and self._called else call)(module, *args, **kwargs)

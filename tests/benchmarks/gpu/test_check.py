@@ -21,7 +21,8 @@ from allstep.benchmarks.gpu import check, speed
 from allstep.benchmarks.gpu.effort import ON_CPU, ON_GPU, Effort
 from allstep.benchmarks.gpu.exactness import Trial
 from allstep.benchmarks.gpu.speed import HEIGHT, WIDTH, write_images
-from allstep.commands.shared.measure import BenchmarkFailed, Figure, run
+from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
