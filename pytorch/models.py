@@ -48,7 +48,7 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     from allstep.pytorch.other_networks import Reseed
     from allstep.pytorch.trial import NormCheck
 
-    trial = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True, begins_anew=False)
+    trial = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
     return Reseed(network), trial, NormCheck(network), *checks
 
 

@@ -67,11 +67,8 @@ def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
     from allstep.tensorflow.other_networks import Reseed
     from allstep.tensorflow.trial import MOVING
 
-    return (
-        Reseed(network),
-        TrialCheck(vars(network)[TRIAL], averaged=MOVING, puts_back=False, begins_anew=True),
-        *checks,
-    )
+    anew = {variable.path for variable in network.non_trainable_variables}
+    return Reseed(network), TrialCheck(vars(network)[TRIAL], averaged=MOVING, puts_back=False, anew=anew), *checks
 
 
 def build_model(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
 from allstep.common.base.random_state import drawing_again, states
 from allstep.tensorflow.compat import global_seed_generator, is_recomputed, layers_of
 
@@ -20,7 +21,14 @@ def forward_of(network: keras.Model, *, in_blocks: bool) -> Callable[..., tf.Ten
     What is recomputed reads weights once more, and must do so before the optimizer changes them. `tf.recompute_grad`
     joins its gradients by an IdentityN, which waits for those reads. TensorFlow's optimizer of graphs leaves out what
     says the same of a weight and its update, and then the IdentityN: some runs got gradients of changed weights.
+
+    Raises UserError if the blocks of a network cannot be found.
     """
+    if in_blocks and len(getattr(network, "inputs", None) or ()) != 1:
+        raise UserError(
+            "expected a keras.Sequential or a functional model of one input for --recompute, received "
+            f"{type(network).__name__}; leave it out"
+        )
     if in_blocks or any(map(is_recomputed, layers_of(network))):  # by --recompute, or keras.RematScope
         tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
     return RecomputedBlocks(network) if in_blocks else network

@@ -204,15 +204,15 @@ def _has_equal_rows(outputs: Any) -> bool:
 class TrialCheck(Check):
     """Hook that refuses runs in which such a network would be trained otherwise than in one process."""
 
-    def __init__(self, state: PassState, *, averaged: str, puts_back: bool, begins_anew: bool) -> None:
+    def __init__(self, state: PassState, *, averaged: str, puts_back: bool, anew: Collection[str] = ()) -> None:
         """Take the result of a trial.
 
         Args:
             averaged: beginning of the names of state that is averaged over ranks.
             puts_back: whether each pass of a step begins with the state of the first.
-            begins_anew: whether what is recomputed begins with the state of the pass, as far as checkpoints have it.
+            anew: names of state with which what is recomputed begins as the pass did.
         """
-        self._state, self._averaged, self._puts_back, self._begins_anew = state, averaged, puts_back, begins_anew
+        self._state, self._averaged, self._puts_back, self._anew = state, averaged, puts_back, anew
 
     def check(self, session: TrainingRun) -> None:
         """Check passes and resuming.
@@ -245,8 +245,7 @@ class TrialCheck(Check):
 
     def _check_recomputed(self, model: str) -> None:
         state = self._state
-        kept = () if self._begins_anew else (*state.repeated, *state.sampled, *state.started)
-        for name in sorted((*state.forgotten, *kept)):
+        for name in sorted({*state.forgotten, *state.repeated, *state.sampled, *state.started}.difference(self._anew)):
             raise UserError(
                 f"--model {model} changes {name} in each pass, which --recompute would do twice a pass; leave it out"
             )

@@ -110,6 +110,13 @@ REFUSED = {
         lambda: stacked(VECTORS, layers.Dense(6, activity_regularizer="l2")), {"recompute": True},
         "has layers that add to the loss, whose gradients --recompute would lose; leave it out",
     ),
+    "recomputed weights": (
+        lambda: stacked(VECTORS, layers.SpectralNormalization(layers.Dense(7))), {"recompute": True},
+        "changes .*kernel in each pass, which --recompute would do twice a pass; leave it out",
+    ),
+    "recomputed code": (
+        Custom, {"recompute": True}, "a functional model of one input for --recompute, received Custom; leave it out",
+    ),
     "recomputed draws": (
         lambda: stacked(VECTORS, DrawsByTensorFlow()), {"recompute": True}, "keras.random, in each pass, which --recom",
     ),

@@ -147,9 +147,9 @@ def test_a_softmax_is_told(ends_in_softmax, loss, capsys):
     """A loss of the user's may expect it."""
     end = (lambda _, logits: logits.softmax(-1)) if ends_in_softmax else (lambda _, logits: logits)
     network = build_other("a program", SMALL, 0, Returns(end))
-    check = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True, begins_anew=False)
+    check = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
     config = SimpleNamespace(
-        model="a program", loss=loss, parallel=SimpleNamespace(num_slices=None, accumulate_steps=1)
+        model="a program", loss=loss, parallel=SimpleNamespace(num_slices=None, accumulate_steps=1, recompute=False)
     )
     dataset, progress = SimpleNamespace(task="classification"), SimpleNamespace(step=0)
     strategy = SimpleNamespace(num_local_devices=1)
