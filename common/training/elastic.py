@@ -263,8 +263,8 @@ def _leave_if_cut_off(placement: Placement) -> None:
 def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
     """Write the newest commit before the job waits for ranks, because horovodrun ends the job if too few join.
 
-    The remaining rank that gets the lock of the output directory writes the commit and prints a line. If the commit is
-    already saved, the rank that `speaks` prints the line.
+    If it is saved already, the rank that `speaks` prints a line; else the remaining rank that gets the lock of the
+    output directory writes it and prints the line.
     """
     from allstep.common.checkpoint import Checkpoints, OutputDirectory
 
@@ -272,14 +272,17 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
     if newest is None or output.output_dir is None:
         return
     step = newest.progress.step
+    line = (
+        f"step {step} is saved while the job is formed again; if too few ranks join, --resume latest goes on from there"
+    )
+    folder = output.output_dir / "checkpoints" / f"step-{step:08d}"
+    if folder.exists():
+        if speaks:
+            note(line)
+        return
     with contextlib.suppress(UserError), OutputDirectory(output.output_dir, warn=lambda _: None) as directory:
-        is_saved = (output.output_dir / "checkpoints" / f"step-{step:08d}").exists()
-        if not is_saved:
+        if not folder.exists():
             checkpoints = Checkpoints(directory, keep=output.keep_checkpoints, constants=commits.constants)
             checkpoints.save(newest)
             checkpoints.close()
-        if speaks or not is_saved:
-            note(
-                f"step {step} is saved while the job is formed again; if too few ranks join, --resume latest "
-                "goes on from there"
-            )
+            note(line)

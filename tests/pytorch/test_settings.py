@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -87,6 +88,7 @@ class EndsTheFirstEpoch(Hook):
     def on_step(self, session) -> None:
         if session.progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)  # until this rank is told to stop, after this step
 
 
 def test_a_run_goes_on_at_the_end_of_an_epoch(tmp_path):

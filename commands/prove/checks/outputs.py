@@ -14,7 +14,7 @@ from allstep.common.exact.replica_check import DROP_IN_CHECK
 
 _REDUCTIONS = ("reduce", "gather", "all_to_all")
 _OTHER_WAYS = re.compile(r"\bmpi4py\b|\b(?:TCP|File|Hash|Prefix)Store\b|_default_store\b")
-"""What is not observed and may reduce results: mpi4py, and the stores of torch.distributed."""
+"""Libraries that are not observed and may reduce results: mpi4py, and the stores of torch.distributed."""
 """Parts of the names of collectives that can bring results together."""
 
 
