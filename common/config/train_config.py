@@ -182,7 +182,8 @@ class StrategyConfig:
 
     compile: bool = False
     """Compile training steps when they first run, by torch.compile in PyTorch and by XLA in TensorFlow. The training
-    curve stays the same within rounding. Each size of a global batch is compiled separately, validation is not."""
+    curve stays the same within rounding, but for random numbers of layers, such as dropout. Each size of a global batch
+    is compiled separately, validation is not."""
 
     recompute: bool = False
     """Recompute the activations of the network's blocks in the backward pass instead of storing them: less memory for
