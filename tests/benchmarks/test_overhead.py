@@ -49,6 +49,7 @@ def test_overhead_rows(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.launch
 def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
     """Oracle: the curves of trainer and Session. The ratios would be worthless if the reference trained another."""
     figures = TrainerBench("tensorflow", FULL_OR_QUICK[True], tmp_path).loss_differences()
