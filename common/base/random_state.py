@@ -25,24 +25,27 @@ def state_of(generator: Any) -> str | None:
 def seeded(*numbers: int) -> Iterator[None]:
     """Within it, the generators of Python, NumPy and PyTorch draw what follows from `numbers`; before and after it,
     they draw what they would draw without it."""
-    before = states()
     seed = int.from_bytes(hashlib.sha256(f"sample {numbers}".encode()).digest()[:4], "little")
-    random.seed(seed)
-    np.random.seed(seed)
-    if torch := _torch():
-        torch.default_generator.manual_seed(seed)
-    try:
+    with _put_back():
+        random.seed(seed)
+        np.random.seed(seed)
+        if torch := _torch():
+            torch.default_generator.manual_seed(seed)
         yield
-    finally:
-        _put(before)
 
 
 @contextlib.contextmanager
 def drawing_again(began: tuple[Any, Any, Any]) -> Iterator[None]:
     """Within it, those generators draw what they drew since `began`, their `states()` then; after it, what they would
     draw without it."""
+    with _put_back():
+        _put(began)
+        yield
+
+
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
     before = states()
-    _put(began)
     try:
         yield
     finally:
