@@ -50,7 +50,7 @@ def locate(
 
     It returns `placement` with its local rank, local size and hosts; if a launcher gave these, `placement` itself.
     `flags` returns the flags that all ranks must have alike. Raises UserError if LOCAL_RANK, LOCAL_WORLD_SIZE or flags
-    are wrong, and as `common.launch.env_launcher.meet` does; Fault if a rank did not come within five minutes.
+    are wrong, and as `meet` does; Fault if a rank did not come within five minutes.
     """
     if placement.launcher != BY_HAND:
         return placement
@@ -63,7 +63,7 @@ def locate(
 
 
 def master_address(placement: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the rendezvous address of the ranks, for `common.launch.env_launcher.meet`."""
+    """Return the rendezvous address of the ranks, for `meet`."""
     host, port = read_address(*MASTER, environ, remedy="correct it")
     if placement.local_size == placement.world_size:
         return "127.0.0.1", port
