@@ -1,6 +1,7 @@
 """Settings for every test process, made before anything else is imported."""
 
 import contextlib
+import faulthandler
 import gc
 import os
 import shutil
@@ -20,6 +21,7 @@ import schedule  # noqa: E402
 import warm_start  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from allstep.common.process import exit  # noqa: E402
 from allstep.common.process.environment import restored_environment  # noqa: E402
 
 # A shell makes its background jobs ignore Ctrl-C, and the processes that tests interrupt would inherit that.
@@ -41,13 +43,25 @@ settings.load_profile("allstep")
 launches.guard()
 
 
+def tell_exits() -> None:
+    """Write all stacks where code under test ends this process, whose standard error pytest keeps to itself."""
+    end, error = exit._exit, os.dup(2)
+
+    def tell(status: int) -> None:
+        faulthandler.dump_traceback(error)
+        end(status)
+
+    exit._exit = tell
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-seconds", action="store_true", help="write seconds.json: of files, and slow tests")
     parser.addoption("--warm", action="store_true", help="start programs as forks of a process with the framework")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the servers of forks, and import Triton before TensorFlow, since the other order crashes it."""
+    """Start the servers of forks, tell exits, and import Triton before TensorFlow, since the other order crashes it."""
+    tell_exits()
     is_worker, only_collects = hasattr(config, "workerinput"), config.option.collectonly
     if not is_worker and not only_collects:
         warm_start.start()
