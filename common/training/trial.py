@@ -109,10 +109,16 @@ def try_passes(
             alike = run(2, 0)
             sampled |= after.changes() - averaged()
             couples = not _same(outputs, alike, slice(-1, None))
-            # A generator of the network's own is a change: put back, it draws the same for another seed.
-            if not (couples or changed or _has_equal_rows(alike)):
+            # State that counts samples, or from which a generator of the network's own draws for each.
+            if changed - sampled and not couples:
+                whole = before.next(before.changes())
                 before.restore()
-                couples = _same(alike, run(2, 1), slice(None))  # other random numbers would make them differ
+                run(3, 0)
+                sampled |= whole.changes() - averaged()
+            # Other random numbers would make them differ, but not those of such a generator.
+            if not (couples or sampled or _has_equal_rows(alike)):
+                before.restore()
+                couples = _same(alike, run(2, 1), slice(None))
     if sampled:
         again = before.next(before.changes())
         run(0, 0)
@@ -148,8 +154,9 @@ def num_samples(shape: Sequence[int]) -> int:
     return 3 if math.prod(shape) > 4096 else 9
 
 
-def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `samples`; them with every second one, from the first on, replaced by another one; and the last one only.
+def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return `samples`; them with every second one, from the first on, replaced by another one; as many copies of the
+    last one; and one copy less.
 
     Copies of one sample take the same way, such as to one expert, which may have room for a few.
     """
@@ -158,7 +165,7 @@ def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.
     if drawn.dtype.kind == "f":
         others[::2] *= 3  # a sample that depends on them changes by more than rounding
     alike[:] = samples[-1]
-    return samples, others, alike
+    return samples, others, alike, alike[1:]
 
 
 def is_bent(gradients: Sequence[Any], others: Sequence[Any], *, times: float) -> bool:

@@ -197,6 +197,35 @@ class InNumPy(Base):
         return super().forward(inputs).numpy(force=True)  # pyright: ignore[reportReturnType]
 
 
+class Noisy(Base):
+    """A layer that adds noise from a generator of its own."""
+
+    def more(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.randn(hidden.shape, generator=self.generator)
+
+
+class Shaken(Noisy):
+    """A network whose generator draws one number a batch."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * (1 + torch.rand(1, generator=self.generator)) if self.training else hidden
+
+
+class Counted(Base):
+    """A network that counts the samples it has seen."""
+
+    def more(self) -> None:
+        self.register_buffer("samples", torch.zeros(()))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.samples += len(hidden)
+        return hidden * (1 + 0.01 * self.samples)
+
+
 class Waves(Base):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs) * 1j
@@ -237,6 +266,8 @@ def test_what_is_told(build, passes, line, capfd):
         (Frequent, 2, "or by the other samples, as scale_grad_by_freq does"),
         (Limited, 2, "changes vectors.weight by the samples of each pass, of which each rank or pass"),
         (Felt, 2, "changes size by the samples of each pass, of which each rank or pass"),
+        (Noisy, 2, "changes generator by the samples of each pass, of which each rank or pass"),
+        (Counted, 2, "changes samples by the samples of each pass, of which each rank or pass"),
         (Remembers, 2, "changes memory by the samples of each pass, of which each rank or pass"),
         (Remembers, 1, "computes with memory, which it changes in training and checkpoints lack: a"),
         (Forgetful, 1, "computes with calls, which it changes in training and checkpoints lack: a"),
@@ -284,6 +315,8 @@ class Brain(Base):
         (Schedules, 1),
         (Schedules, 2),
         (Masked, 2),
+        (Counted, 1),
+        (Shaken, 2),
         (Overwrites, 2),
         (attention, 2),
         (Backward, 2),
@@ -312,20 +345,6 @@ def test_gradients_that_hooks_change_are_seen_for_every_strategy(sharded):
     network = Base()
     next(network.parameters()).register_hook(torch.sign)
     assert pass_state(build_other("a program", SMALL, 0, network, sharded=sharded)).bends
-
-
-class Noisy(Base):
-    """A layer that adds noise from a generator of its own."""
-
-    def more(self) -> None:
-        self.generator = torch.Generator().manual_seed(3)
-
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + torch.randn(hidden.shape, generator=self.generator)
-
-
-def test_noise_is_not_taken_for_samples_that_are_computed_together():
-    assert not pass_state(build_other("a program", SMALL, 0, Noisy())).couples
 
 
 def test_a_loss_in_whole_numbers_is_refused():
