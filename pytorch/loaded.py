@@ -110,7 +110,9 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
             stack.enter_context(redirect(io.StringIO()))
         exported = torch.export.export(model, (example,), dynamic_shapes=dynamic)
         if form == "torch-export":
-            torch.export.save(exported, path)
+            written = io.BytesIO()  # torch 2.14 ends the process where a disk is full
+            torch.export.save(exported, written)
+            path.write_bytes(written.getbuffer())
             return
         program = torch.onnx.export(
             exported,

@@ -34,7 +34,7 @@ from allstep.common.catalog.networks import parsed
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
 from allstep.common.checkpoint.state import Progress
 from allstep.common.cli.command_line import parse, parse_beside
-from allstep.common.files.disk import named_by_user, try_file
+from allstep.common.files.disk import NO_ROOM, named_by_user, try_file
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.requirements import need
 from allstep.common.training.trained import CHECKPOINT_HELP, Trained, open_trained
@@ -186,9 +186,20 @@ def _write(form: str, path: Path, framework: str, network: Any, trained: Trained
     try:
         loaded.write(form, path, network, trained.description.dataset(), scales=scales)
     except Exception as error:
+        _check_room(path)
         raise UserError(
             f"--to {form} cannot export --model {trained.description.model}: {first_paragraph(error)}"
         ) from error
+
+
+def _check_room(path: Path) -> None:
+    """Raise OSError if what was written has no room to grow, which torch tells as `unexpected pos`."""
+    try:
+        with open(path / "room" if path.is_dir() else path, "ab") as stream:
+            stream.write(bytes(2**20))
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise OSError(error.errno, error.strerror, os.fspath(path.parent)) from None
 
 
 def _about(form: str, config: TrainConfig, trained: Trained) -> dict[str, Any] | None:

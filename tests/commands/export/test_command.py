@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
+import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ import pytest
 import torch
 import torchvision
 import yaml
+from keras.layers import Dense
 from numpy.testing import assert_allclose
 from PIL import Image
 from ranks import full, train
@@ -24,6 +28,7 @@ import allstep
 from allstep.commands.export import command
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_modules import run_file
+from allstep.common.data.datasets import Dataset
 from allstep.common.process import requirements
 
 DATA = ("--dataset", "image-folder", "--image-size", "32", "--decode-threads", "1", "--batch-size", "3")
@@ -69,6 +74,30 @@ def test_weights_have_the_names_of_torchvision(resnet, folder):
         network = torchvision.models.resnet18(num_classes=2)
         network.load_state_dict(read(export(resnet, form)), strict=True)
         torch.testing.assert_close(network.eval()(inputs).detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("framework", "form"),
+    [
+        *(("pytorch", form) for form in ("state-dict", "safetensors", "torch-export", "onnx")),
+        *(("tensorflow", form) for form in ("keras", "saved-model", "onnx")),
+    ],
+)
+def test_a_full_disk_is_told_as_such(framework, form, tmp_path):
+    model = torch.nn.Linear(99, 99) if framework == "pytorch" else keras.Sequential([keras.Input((99,)), Dense(99)])
+    network = SimpleNamespace(model=model, device=torch.device("cpu"))
+    trained: Any = SimpleNamespace(
+        description=SimpleNamespace(model="mine", dataset=lambda: Dataset(None, None, (99,), 9))
+    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, before[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            command._write(
+                form, tmp_path / f"out{command.FORMATS[form].suffix}", framework, network, trained, scales=False
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_the_card_tells_the_step_of_the_weights_that_were_read(digits, tmp_path, capfd):
