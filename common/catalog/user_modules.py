@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from allstep.common.base.errors import UserError, quote
+
 _ONCE = frozenset(("allstep", "horovod", "keras", "mpi4py", "numpy", "tensorflow", "torch")) | sys.stdlib_module_names
 """Modules that stay as they are once they are imported: Python's, and packages that cannot be imported twice."""
 _PACKAGES = "/site-packages/", "/dist-packages/"
@@ -36,7 +38,8 @@ def run_file(path: Path) -> ModuleType:
     folder = _folder_of(path)
     with running(path):
         if folder.root != folder.path:
-            return importlib.import_module(".".join(path.relative_to(folder.root).with_suffix("").parts))
+            parts = path.relative_to(folder.root).with_suffix("").parts
+            return importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
         name = f"allstep_user_{path.stem}"
         name += f"_{len(_folders)}" if name in sys.modules else ""
         spec = importlib.util.spec_from_file_location(name, path)
@@ -50,7 +53,10 @@ def run_file(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:
     """Run a block that calls code of a file: its folder is first, the program has no arguments but the file, and only
-    its children end at once."""
+    its children end at once.
+
+    Raises UserError if the code closes descriptors of others, without which ranks wait for each other.
+    """
     arguments, process, end = sys.argv[:], os.getpid(), os._exit
 
     def end_child(status: int) -> None:
@@ -58,11 +64,27 @@ def running(path: Path) -> Iterator[None]:
 
     sys.argv[:] = [str(path)]
     os._exit = end_child
+    mark = os.memfd_create("allstep")
+    opened = os.fstat(mark)
     try:
         with _folder_of(path).first():
             yield
     finally:
         sys.argv[:], os._exit = arguments, end
+        is_open = _is_open(mark, opened)
+        if is_open:
+            os.close(mark)
+    if not is_open:
+        raise UserError(
+            f"{quote(path)} closes what it did not open, such as connections of the launcher; leave out os.closerange"
+        )
+
+
+def _is_open(descriptor: int, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), opened)
+    except OSError:
+        return False
 
 
 def is_installed(file: str) -> bool:

@@ -51,6 +51,18 @@ def test_each_file_gets_its_own_helpers(folders):
     assert sys.argv == ["train.py", "--epochs", "3"]
 
 
+def test_a_file_that_closes_what_others_have_opened_is_refused(tmp_path):
+    closing = """import os
+for name in os.listdir("/proc/self/fd"):
+    path = "/proc/self/fd/" + name
+    if os.path.exists(path) and "memfd:allstep" in os.readlink(path):
+        os.close(int(name))
+"""
+    (tmp_path / "closes.py").write_text(closing)
+    with pytest.raises(UserError, match=r"closes.py closes what it did not open, .*; leave out os.closerange"):
+        function(tmp_path / "closes.py", "build")
+
+
 def test_imports_that_run_later_are_of_the_same_folder(folders):
     late = {name: user_file.call(function(folders / name / "mine.py", "late"), flag="--model") for name in
             ("first", "second")}  # fmt: skip
@@ -72,7 +84,8 @@ def test_modules_of_others_are_hidden_and_come_back(folders, monkeypatch):
 
 
 def test_packages_import_relatively(folders):
-    assert build(folders / "package" / "mine.py") == ("head of package", "package.parts")
+    for name in ("mine.py", "__init__.py"):
+        assert build(folders / "package" / name) == ("head of package", "package.parts")
 
 
 def test_errors_name_what_was_called_and_the_users_line(folders):

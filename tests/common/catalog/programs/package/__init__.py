@@ -1,1 +1,3 @@
 """Package of a user."""
+
+from .mine import build as build
