@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.common.base.checkout import extra_command, setup_command
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.networks import max_stages
 from allstep.common.cli.strategy_flags import check_flags, check_launcher_of_horovod, check_one_process, named
@@ -31,6 +35,7 @@ def check(config: TrainConfig, placement: Placement) -> None:
     """
     check_flags(config, "pytorch")
     check_variables(os.environ)
+    _check_allocator()
     name, flags = config.strategy_name, config.parallel
     one_process = registry.STRATEGIES["pytorch"][name].one_process
     check_alone(placement, chosen=one_process or num_ranks_to_spawn(config, placement) > 0)
@@ -74,6 +79,21 @@ def check(config: TrainConfig, placement: Placement) -> None:
             f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(placement)}, where every "
             "rank is there already; leave one of them out"
         )
+
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_LOAD = "import ctypes, sys; [ctypes.CDLL(name) for name in sys.argv[1:]]"
+
+
+def _check_allocator() -> None:
+    """Refuse options of PyTorch's allocator that end a process as it loads PyTorch."""
+    given = [name for name in _ALLOCATOR if os.environ.get(name)]
+    if given and (torch := importlib.util.find_spec("torch")) and torch.origin:
+        libraries = map(str, Path(torch.origin).parent.glob("lib/libc10*.so"))
+        loading = subprocess.run([sys.executable, "-S", "-c", _LOAD, *libraries], capture_output=True)
+        if loading.returncode == -signal.SIGABRT:
+            options = " or ".join(f"{name}={quote(os.environ[name])}" for name in given)
+            raise UserError(f"PyTorch cannot read {options}; correct or unset it")
 
 
 def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:

@@ -15,6 +15,7 @@ REFUSED = {
     "files of 4 KB": "could not be saved: Error while serializing: I/O error: File too large (os error 27); make room",
     "0 threads": "expected OMP_NUM_THREADS to be a whole number from 1 to 8192, received '0'",
     "threads that are a word": "expected OMP_NUM_THREADS to be a whole number from 1 to 8192, received 'two'",
+    "allocator that PyTorch cannot read": "PyTorch cannot read PYTORCH_CUDA_ALLOC_CONF=expandable_segments; correct",
     "left by horovodrun": "expected HOROVOD_CROSS_SIZE to be 1, received nothing; start the job by horovodrun",
 }
 SILENT = ("no standard output", "no standard streams")

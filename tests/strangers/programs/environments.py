@@ -118,6 +118,8 @@ ENVIRONMENTS: dict[str, Change] = {
     "no number of threads": variables(OMP_NUM_THREADS=None),
     "0 threads": variables(OMP_NUM_THREADS="0"),
     "threads that are a word": variables(OMP_NUM_THREADS="two"),
+    "allocator that PyTorch cannot read": variables(PYTORCH_CUDA_ALLOC_CONF="expandable_segments"),
+    "allocator of PyTorch": variables(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
     "threads of two levels": variables(OMP_NUM_THREADS="2,1"),
     "time zone that does not exist": variables(TZ="Nowhere/Bad"),
     "proxies that do not answer": variables(http_proxy="http://127.0.0.1:1", https_proxy="http://127.0.0.1:1"),
