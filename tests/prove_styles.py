@@ -205,5 +205,6 @@ STYLES = (
     ),
     Fault("samples-differ", "ddp_split_layers", "Generator().manual_seed(0)", "Generator().manual_seed(rank)"),
     Fault("every-rank-writes", "ddp_federated", "    if rank == 0:\n        print", "    if True:\n        print"),
+    Fault("validation-of-one-rank", "ddp_federated", "for other in range(size)])", "for other in range(1)])"),
     Fault("same-samples", "ddp_dtensor", "DistributedSampler(data)", "DistributedSampler(data, 1, 0)"),
 )

@@ -321,6 +321,13 @@ class Write(Record):
 
 
 @dataclass(frozen=True)
+class Read(Record):
+    """The script has opened a file for reading in a folder in which its rank has written."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class HostCopy(Record):
     """Values were copied from a GPU, which makes the host wait."""
 

@@ -19,6 +19,7 @@ from allstep.commands.prove.records import (
     HostCopy,
     Kept,
     Loop,
+    Read,
     Record,
     Restored,
     Resumed,
@@ -138,6 +139,10 @@ def test_a_file_that_all_ranks_write():
         ("RuntimeError: no memory", (None, None), "", False),  # it does not show whether it would combine the results
         ("script", (Collective("recv", "", (1,), "a:9"), Collective("send", "", (1,), "a:9")), "", False),
         ("script", (Write("/part0", "a:9"), Write("/part1", "a:9")), "", False),
+        ("script", ((Write("/part0", "a:9"), Read("/part0")), Write("/part1", "a:9")), "", True),
+        ("script", ((Write("/part0", "a:9"), Read("/part0"), Read("/part1")), Write("/part1", "a:9")), "", False),
+        ("script", ((Write("/part0", "a:9"), Read("/part0")), (Write("/part1", "a:9"), Read("/part1"))), "", False),
+        ("script", ((Write("/log0", "a:8"), Read("/log0")), Write("/part1", "a:9")), "", False),
         ("script", (Write("/best.pt", "a:9"), None), "", True),
         ("script", (Write("/best.pt", "a:9"), Write("/best.pt", "a:9")), "", True),  # and every rank writes
         ("script", (None, None), "from mpi4py import MPI", False),
@@ -150,7 +155,16 @@ def test_a_validation_that_is_not_reduced(reason, after, text, is_found, tmp_pat
     right, ranks = run(), []
     for rank, more in zip(right.ranks, after, strict=True):
         evaluation = Forward(4, 2, False, (f"{rank.number}",), None, {}, None, "train.py:20")
-        ranks.append(Rank((*rank.records[:-1], evaluation, *filter(None, [more]), Ended(reason, ""))))
+        ranks.append(
+            Rank(
+                (
+                    *rank.records[:-1],
+                    evaluation,
+                    *(more if isinstance(more, tuple) else filter(None, [more])),
+                    Ended(reason, ""),
+                )
+            )
+        )
     script = tmp_path / "train.py"
     script.write_text(text)
     found = findings(Runs(ALONE, replace(right, ranks=tuple(ranks)), script if text else None))

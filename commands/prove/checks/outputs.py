@@ -8,7 +8,7 @@ from pathlib import Path
 from allstep.commands.prove.checks.carrying import carries, discards
 from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Collective, Forward, Step, Write
+from allstep.commands.prove.records import Collective, Forward, Read, Step, Write
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 
@@ -116,9 +116,18 @@ def _is_reduced(rank: Rank, runs: Runs) -> bool | None:
             if (is_reduction or is_sent) and carries(runs.script, call.callers, record.callers):
                 return True if is_reduction else None
         elif isinstance(record, Write):
-            is_sent = rank.number > 0 and record.path not in of_first
+            is_sent = rank.number > 0 and record.path not in of_first and not _is_left(runs.together, record)
             if is_sent and carries(runs.script, call.callers, record.callers):
                 return None
         elif isinstance(record, Step) or index in training:
             return False
     return False if rank.ended and not rank.error and not runs.together.failure else None
+
+
+def _is_left(run: Run, write: Write) -> bool:
+    """Return whether rank 0 reads its own file of those that ranks write in a line, and none of the others is read."""
+    first, *others = run.ranks
+    own = {one.path for one in first.all(Write) if one.line == write.line}
+    written = {one.path for rank in others for one in rank.all(Write)}
+    read = [{one.path for one in rank.all(Read)} for rank in run.ranks]
+    return not own.isdisjoint(read[0]) and written.isdisjoint(set.union(*read))

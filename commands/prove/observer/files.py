@@ -13,7 +13,7 @@ from typing import Any
 
 from allstep.commands.prove.observer.importing import hook_modules
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
-from allstep.commands.prove.records import Write
+from allstep.commands.prove.records import Read, Write
 
 _WRITING = os.O_WRONLY | os.O_RDWR
 # All ranks may open a lock file; the others are files of the system.
@@ -28,6 +28,7 @@ _SAVERS = ("torch.serialization", "torch.jit._serialization", "torch.export", "s
 def install(observer: Observer) -> None:
     """Observe every file that is opened from now on."""
     seen: set[str] = set()
+    read: set[Any] = set()
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -35,6 +36,13 @@ def install(observer: Observer) -> None:
             is_written = bool(set(mode) & set("wxa+")) if isinstance(mode, str) else bool(flags & _WRITING)
             if is_written:
                 note_write(observer, path, seen)
+            elif seen and isinstance(path, (str, os.PathLike)):
+                note_read(os.path.abspath(os.fspath(path)))
+
+    def note_read(path: Any) -> None:
+        if path not in read and os.path.dirname(path) in map(os.path.dirname, seen) and observer.line():
+            read.add(path)
+            observer.write(Read(path))
 
     def observe_hdf5(
         _file: Any, name: Any = None, mode: str = "r", driver: str | None = None, *_args: Any, **_kwargs: Any
