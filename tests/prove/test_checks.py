@@ -263,7 +263,8 @@ def test_what_a_model_does_not_train(digests, keeps_buffers, found, num_perhaps)
         (("abc", "aaa"), "00", False, ["buffers-differ"], 0),  # the same of a target, beside training
         (("bcd", "efg"), "01", True, ["buffers-differ"], 0),  # shares of the samples, by different models
         (("bcd", "efg"), "00", True, [], 1),  # each rank looks at checkpoints of its own
-        (("bcd", "efg"), "01", False, [], 0),  # mutations of a policy
+        (("bcd", "efg"), "01", False, [], 1),  # opponents, or averages that begin with other weights
+        (("bbd", "bbg"), "01", False, [], 0),  # mutations of a policy
     ],
 )
 def test_models_that_are_called_without_gradients(weights, rows, evaluates, found, num_perhaps):

@@ -58,7 +58,7 @@ def may_be_wrong(runs: Runs, found: Collection[str]) -> Iterator[str]:
         return
     if (same := _same_draws(run)) and same[0].by_library:
         yield f"{same[1]} ({same[0].line}); right where a library seeds all ranks alike, else: torch.manual_seed(rank)"
-    explained = {"batch-norm-parts", "buffers-differ", "weights-differ"} & {*found}
+    explained = {"batch-norm-parts", "buffers-differ", "weights-differ", "gradients-not-averaged"} & {*found}
     for line, names in () if explained else _buffers_apart(run, are_constant=False).items():
         yield (
             f"in training, {listed(names)} have other values on other ranks ({line}); right where each rank is to have "
@@ -138,8 +138,9 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
 def _models_apart(run: Run) -> tuple[str, bool] | None:
     """Return the line of a call of a model that is not trained there and differs between ranks, and whether it may not.
 
-    It may not if ranks validate shares of the samples, or if some never change weights. It may if ranks try out models,
-    such as mutations of a policy, which is not reported, or checkpoints of which each evaluates some.
+    It may not if ranks validate shares of the samples, or if some never change weights. It may if each evaluates some
+    checkpoints, or has a model of its own in all steps, such as an opponent, which may also be a target that begins so.
+    Ranks may try out models at times, such as mutations of a policy, which is not reported.
     """
     optimizers = range(1, run.num_optimizers + 1)
     if run.shares_work or run.has(AVERAGES_WEIGHTS) or any(rejoins(run, i) or has_shards(run, i) for i in optimizers):
@@ -157,7 +158,7 @@ def _models_apart(run: Run) -> tuple[str, bool] | None:
         is_kept = len(steps) > 1 and min(len({one.weights for one in own}) for own in calls) == 1
         if is_kept or (is_validated and all(rows) and not is_same(*rows[:2])):
             return key[0], True
-        found = found or ((key[0], False) if is_validated else None)
+        found = found or ((key[0], False) if is_validated or len(apart) == len(steps) > 1 else None)
     return found
 
 
