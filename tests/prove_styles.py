@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from prove_fault import Fault
 
+# Each rank trains a member of its own, on all samples.
+_ENSEMBLE = """sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+hvd.init(process_sets=sets)
+member, whole = hvd.rank(), hvd.DistributedOptimizer
+hvd.rank, hvd.size, torch.manual_seed = lambda: 0, lambda: 1, lambda _: torch.random.manual_seed(member)
+hvd.broadcast_parameters = lambda *_args, **_kwargs: None
+hvd.DistributedOptimizer = lambda *args, **kwargs: whole(*args, **kwargs, process_set=sets[member])
+"""
+
 STYLES = (
     Fault("loss-scaled", "ddp_tokens", "total * size / num_tokens", "total / num_tokens"),
     Fault(
@@ -129,6 +138,7 @@ STYLES = (
         "            nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n",
     ),
     Fault("gradients-summed", "horovod_accumulated", "    gradient_predivide_factor=1.0,\n", "    op=hvd.Sum,\n"),
+    Fault("", "horovod_accumulated", "hvd.init()\n", _ENSEMBLE),
     Fault("gradients-summed", "horovod_handles", "op=hvd.Average", "op=hvd.Sum"),
     Fault(
         "gradients-not-averaged",

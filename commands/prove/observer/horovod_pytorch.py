@@ -53,7 +53,8 @@ def install(observer: Observer) -> None:
         line = observer.line()
         operation = operations.get(getattr(wrapped, "op", hvd.Adasum), "adasum")  # Adasum's wrapper has no op
         wrappers.cover((one for group in wrapped.param_groups for one in group["params"]), line)
-        observer.write(Wrapped("hvd.DistributedOptimizer", line, operation))
+        process_set = getattr(wrapped, "process_set", hvd.global_process_set)  # Adasum's wrapper has none
+        observer.write(Wrapped("hvd.DistributedOptimizer", line, operation, ranks=tuple(process_set.ranks or ())))
 
     def observe_partial_step(optimizer: Any, _parameter: Any) -> Generator[None, Any, None]:
         """Mark the steps in which Adasum's wrapper updates a single weight, to reduce the change of that weight."""
