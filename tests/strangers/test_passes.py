@@ -226,6 +226,13 @@ class Counted(Base):
         return hidden * (1 + 0.01 * self.samples)
 
 
+class Weighs(Base):
+    """A network that scales by the number of samples."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * len(hidden)
+
+
 class Waves(Base):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs) * 1j
@@ -258,6 +265,7 @@ def test_what_is_told(build, passes, line, capfd):
         (Needed, 1, "needed for gradient computation has been modified by an inplace operation"),
         (Waves, 1, "expected floating-point numbers as outputs of --model .*, received torch.complex64"),
         (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
+        (Weighs, 2, "computes the samples of a pass together"),
         (Series, 2, "computes the samples of a pass together"),
         (Experts, 2, "computes the samples of a pass together"),
         (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
