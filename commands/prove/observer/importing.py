@@ -33,7 +33,11 @@ def install(observer: Observer) -> None:
 
         return hook
 
-    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS})
+    def leave_uncompiled(config: Any) -> None:
+        """Keep what torch.compile is given as it is: a compiled optimizer's step calls no hooks."""
+        config.disable = True
+
+    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS} | {"torch._dynamo.config": leave_uncompiled})
 
 
 def hook_modules(observer: Observer, hooks: dict[str, Callable[[Any], None]]) -> None:
