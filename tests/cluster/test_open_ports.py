@@ -8,8 +8,6 @@ import pytest
 from cluster import bed
 from ranks import full
 
-pytestmark = pytest.mark.cold
-
 # Listeners listed in README.md under Security: they have no option for the address.
 MPIRUN = {("*", "orterun_wrapper"), ("0.0.0.0", "orterun_wrapper")}
 TORCHRUN = {("*", "pt_elastic")}

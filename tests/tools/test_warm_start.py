@@ -108,6 +108,11 @@ def test_as_in_a_process_of_its_own(framework, end, tmp_path):
         ("", ("-m", "allstep.pytorch.train"), "pytorch"),
         ("", ("-u", "-m", "allstep.commands.collectives.backends.worker", "horovod-tensorflow"), "tensorflow"),
         ("", ("-m", "allstep.commands.cli", "compare", "--frameworks", "pytorch"), None),
+        ("", ("-m", "allstep.commands.cli", "evaluate", "RUN"), "tensorflow"),
+        ("", ("-m", "allstep.commands.cli", "evaluate", "RUN", "--framework", "pytorch"), "pytorch"),
+        ("", ("/venv/bin/allstep", "export", "RUN"), "tensorflow"),
+        ("", ("/venv/bin/allstep", "difficulty", "--output", "a.npy"), "pytorch"),
+        ("", ("/venv/bin/allstep", "parity", "--framework", "pytorch"), None),
         ("", ("-m", "pytest", "pytorch"), None),
         ("", ("-I", "-c", "import torch"), None),
         ("", ("-X", "dev", "-c", "import torch"), None),
@@ -116,6 +121,9 @@ def test_as_in_a_process_of_its_own(framework, end, tmp_path):
 def test_which_programs_are_forks(text, words, framework, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(text)
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "metrics.jsonl").write_text('{"event": "start", "framework": "tensorflow"}\n')
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "orig_argv", ["python", *([str(program)] if text else []), *words])
     monkeypatch.setenv("PYTHONPATH", str(warm_start.FOLDER))
     found = runpy.run_path(str(warm_start.FOLDER / "warm_client.py"))["_program"]()

@@ -32,6 +32,8 @@ _LATER = (
 """Beginnings of the names of variables that programs read when they run, not while they import a framework."""
 TRAINERS = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
 """Variables as trainers set them before they import a framework."""
+_LOADING = {"evaluate", "export", "difficulty"}
+"""Commands of allstep that load a framework in their process; others start trainers."""
 _STATUS = ("Uid:", "Gid:", "CapEff:", "NoNewPrivs:", "Seccomp:")
 _TAKEN_OVER = ("RLIMIT_NOFILE", "RLIMIT_OFILE", "RLIMIT_CORE")
 _MAX_FILES = 250
@@ -98,14 +100,18 @@ def _frameworks(words):
     """Return the frameworks that a program names or imports; its arguments decide about one that imports both."""
     given = {word.rpartition("-")[2] for word in words[1:]} & _FRAMEWORKS.keys()
     if words[0] == "-m" and len(words) > 1:
-        package, room, *rest = (*words[1].split("."), "", "")
+        package, room, *_ = (*words[1].split("."), "")
         if package != "allstep":
             return ()
-        return {room} & _FRAMEWORKS.keys() or (given if room == "commands" and rest[:1] != ["cli"] else ())
+        if words[1] == "allstep.commands.cli":
+            return _of_command(words[2:], given)
+        return {room} & _FRAMEWORKS.keys() or (given if room == "commands" else ())
     if words[0] == "-c" and len(words) > 1:
         text = words[1].encode()
     elif words[0].startswith("-"):
         return ()
+    elif os.path.basename(words[0]) == "allstep":
+        return _of_command(words[1:], given)
     else:
         try:
             with open(words[0], "rb") as file:
@@ -117,6 +123,18 @@ def _frameworks(words):
     imports = rb"^\s*(?:import (?:[\w.]+, )*|from )(%b)\b"
     found = {name for name, modules in _FRAMEWORKS.items() if re.search(imports % modules, text, re.M)}
     return found if len(found) == 1 else given if found or b"allstep" in text else ()
+
+
+def _of_command(words, given):
+    """Return the framework that a command loads: the one that its flags name, or that of its run, or the default."""
+    if not _LOADING & set(words[:1]):
+        return ()
+    try:
+        with open(f"{words[1]}/metrics.jsonl", "rb") as file:
+            text = file.read(1 << 16)
+    except (OSError, IndexError):
+        text = b""
+    return given or {name for name in _FRAMEWORKS if b'"framework": "%b"' % name.encode() in text} or {"pytorch"}
 
 
 def _open_files():
