@@ -7,6 +7,7 @@ has the network, if one does; without one, the outputs of a file of weights are 
 which file of the user has the classes of layers; it is run only if Keras does not know them.
 """
 
+import gc
 import importlib.util
 import json
 import sys
@@ -93,6 +94,7 @@ def _outputs(form, path, samples, model):
 
 
 if __name__ == "__main__":
+    gc.disable()  # the process is short, and garbage collection would slow the import of a framework
     sys.meta_path.insert(0, _WithoutAllstep())  # pyright: ignore[reportArgumentType]
     form, path, samples, outputs, model = sys.argv[1:]
     np.savez(outputs, **_outputs(form, path, np.load(samples), json.loads(model)))  # pyright: ignore[reportArgumentType]
