@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_named_and_does_not_come_again(num_slices, sound, tmp_p
     step, rank, layer = draw.randrange(2, 11), draw.randrange(2), draw.choice([1, 3, 5])
     flags = ("--slices", str(num_slices)) if num_slices else ()
     num_passes = num_slices // 2 if num_slices else 1
-    before = 3 + num_passes * (step - 1)  # backward passes: three try the network before the first step
+    before = 4 + num_passes * (step - 1)  # backward passes: four try the network before the first step
     faulty = train(tmp_path / "faulty", *flags, ALLSTEP_PLANTED=f"{before + 1} {rank} {layer}")
     right = sound("pytorch", num_slices)
     result = bisect(right, faulty, *FLAGS["pytorch"])

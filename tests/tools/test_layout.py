@@ -107,6 +107,7 @@ ASSIGNED = {
     "pytorch/numerics.py": "torch is configured by the attributes of torch.backends and torch.utils",
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/common/process/test_output.py": "a process of its own stands for a rank whose launcher is gone",
+    "tests/conftest.py": "an end of the process by code under test is told",
     "tests/tools/test_layout.py": "what the search must find",
     "tests/warm/warm_server.py": "a fork takes the arguments of the program that it runs",
 }
