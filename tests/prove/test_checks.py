@@ -155,16 +155,8 @@ def test_a_validation_that_is_not_reduced(reason, after, text, is_found, tmp_pat
     right, ranks = run(), []
     for rank, more in zip(right.ranks, after, strict=True):
         evaluation = Forward(4, 2, False, (f"{rank.number}",), None, {}, None, "train.py:20")
-        ranks.append(
-            Rank(
-                (
-                    *rank.records[:-1],
-                    evaluation,
-                    *(more if isinstance(more, tuple) else filter(None, [more])),
-                    Ended(reason, ""),
-                )
-            )
-        )
+        records = more if isinstance(more, tuple) else filter(None, [more])
+        ranks.append(Rank((*rank.records[:-1], evaluation, *records, Ended(reason, ""))))
     script = tmp_path / "train.py"
     script.write_text(text)
     found = findings(Runs(ALONE, replace(right, ranks=tuple(ranks)), script if text else None))

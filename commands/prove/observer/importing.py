@@ -33,11 +33,11 @@ def install(observer: Observer) -> None:
 
         return hook
 
-    def leave_uncompiled(config: Any) -> None:
-        """Keep what torch.compile is given as it is: a compiled optimizer's step calls no hooks."""
-        config.disable = True
+    def leave_uncompiled(dynamo: Any) -> None:
+        """Run what torch.compile is given as it is, even with fullgraph: a compiled optimizer's step calls no hooks."""
+        dynamo.set_stance("force_eager")
 
-    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS} | {"torch._dynamo.config": leave_uncompiled})
+    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS} | {"torch._dynamo": leave_uncompiled})
 
 
 def hook_modules(observer: Observer, hooks: dict[str, Callable[[Any], None]]) -> None:

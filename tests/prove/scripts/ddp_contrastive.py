@@ -26,11 +26,14 @@ def gather(embeddings):
     return torch.cat(collectives.all_gather(embeddings))
 
 
+cross_entropy = torch.compile(F.cross_entropy, backend="eager", fullgraph=True)
+
+
 def info_nce(first, second, temperature=0.2):
     first, second = F.normalize(gather(first), dim=1), F.normalize(gather(second), dim=1)
     scores = first @ second.T / temperature
     targets = torch.arange(len(scores))
-    return (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
+    return (cross_entropy(scores, targets) + cross_entropy(scores.T, targets)) / 2
 
 
 dist.init_process_group("gloo")
