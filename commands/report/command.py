@@ -6,7 +6,7 @@ Takes results of `allstep compare`, `allstep collectives`, `allstep forecast --o
 `allstep study`, `allstep tune`, saved benchmarks, training runs (metrics.jsonl) and their profiles, anywhere in the
 directories. Both files go to the first directory. report.html is one file that needs no network: it can be mailed, read
 on a phone and printed. Unreadable files, and directories without any results, are listed on the terminal and in the
-report, one line each, and left out; the exit status is 2 if nothing is left.
+report, one line each, and left out; if nothing is left, one line says why, and the exit status is 2.
 """
 
 import sys
@@ -40,13 +40,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(argv)
     sources = read(flags.directories)
     sections = build(sources)
+    if not sections:
+        problems = "; ".join(sources.problems[:3]) + "; ..." * (len(sources.problems) > 3)
+        raise UserError(
+            "expected results of allstep compare, collectives, forecast, study or a training run, received none "
+            f"({problems}); name their --output-dir"
+        )
     for problem in sources.problems:
         print(f"left out: {printable(problem)}", file=sys.stderr)
-    if not sections:
-        raise UserError(
-            f"expected results of allstep compare, collectives, forecast, study or a training run, received none in "
-            f"{', '.join(map(str, flags.directories))}; name their --output-dir"
-        )
     for name in ("report.html", "report.md"):
         path = flags.directories[0] / name
         # Text from JSON may contain lone surrogates, which UTF-8 cannot encode.

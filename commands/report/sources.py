@@ -5,6 +5,7 @@ A file that cannot be read, or is of another version, becomes a problem of one l
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -70,16 +71,27 @@ def read(directories: Iterable[Path]) -> Sources:
             found.problems.append(f"{directory}: {what}")
             continue
         before = len(found) + len(found.problems)
-        for path in sorted(directory.rglob("*.json")):
-            if not {"samples", "gates", "checkpoints"} & set(path.relative_to(directory).parts[:-1]):
+        paths = _files_below(found, directory)
+        for path in paths:
+            is_of_run = {"samples", "gates", "checkpoints"} & set(path.relative_to(directory).parts[:-1])
+            if path.suffix == ".json" and not is_of_run:
                 _guarded(found, path, _read_json)
         # Runs of a study are in the study's section.
-        runs = (path for path in directory.rglob(FILE) if not (path.parents[1].parent / SUMMARY).exists())
-        for path in sorted(runs):
-            _guarded(found, path, _read_run)
+        for path in paths:
+            if path.name == FILE and not (path.parents[1].parent / SUMMARY).exists():
+                _guarded(found, path, _read_run)
         if len(found) + len(found.problems) == before:
             found.problems.append(f"{directory}: no results of allstep in it")
     return found
+
+
+def _files_below(found: Sources, directory: Path) -> list[Path]:
+    """Return the files in a directory and its subdirectories; those that cannot be listed become problems."""
+
+    def note(error: OSError) -> None:
+        found.problems.append(f"{error.filename}: not readable: {error.strerror}")
+
+    return sorted(Path(folder, name) for folder, _, names in os.walk(directory, onerror=note) for name in names)
 
 
 def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]) -> None:

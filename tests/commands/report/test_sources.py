@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 from reported import EPOCHS, START
@@ -38,8 +41,24 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     ):
         assert any(re.search(words, line) for line in printed), words
     assert "tensorflow is 34.6% faster than pytorch" in (results / "report.html").read_text()
-    with pytest.raises(UserError, match="received none"):
+    with pytest.raises(UserError, match=r"received none \(.*empty: no results of allstep in it\)"):
         report.main([str(results / "empty")])
+    assert not capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_listed_is_told(results, monkeypatch, capsys):
+    """Root may list any directory, so the error is raised in its place."""
+    closed, listed = results / "closed", os.scandir
+    closed.mkdir()
+
+    def scandir(path):
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    report.main([str(results)])
+    assert f"left out: {closed}: not readable: Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
