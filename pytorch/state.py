@@ -10,6 +10,7 @@ import torch
 
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.pytorch.kept import network_state
+from allstep.pytorch.kept.extra_state import is_dense
 from allstep.pytorch.kept.pass_state import running_statistics
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.optimizers.state import OptimizerState, put_back, remembered
@@ -33,7 +34,7 @@ class State:
         buffers = (
             (name, one)
             for name, one in self._network.named_buffers()
-            if one.layout == torch.strided and not one.is_meta and id(one) not in averaged
+            if is_dense(one) and not one.is_meta and id(one) not in averaged
         )
         return (
             (name, array)

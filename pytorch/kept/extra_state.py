@@ -38,6 +38,11 @@ def decode(tensor: torch.Tensor) -> Any:
         raise UserError(f"the extra state in the checkpoint is damaged: {error}; take another checkpoint") from None
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is an array of numbers: neither sparse, nested nor quantised."""
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it: lists and what JSON lacks as an object whose only key says what it is."""
     kind = type(value)
@@ -51,7 +56,7 @@ def _plain(value: Any) -> Any:
         return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     if kind is bytes:
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+    if isinstance(value, torch.Tensor) and is_dense(value):
         numbers = value.detach().cpu().contiguous()
         content = numbers.reshape(-1).view(torch.uint8).numpy().tobytes()
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _plain(content)["bytes"]]}

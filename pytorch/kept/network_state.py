@@ -100,7 +100,7 @@ def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
         # Sorted by stride, the axes of a tensor without gaps lie in memory one after the other.
         name: tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).view(-1).view(torch.uint8)
         for name, tensor in tensors.items()
-        if tensor.layout == torch.strided and tensor.numel()
+        if extra_state.is_dense(tensor) and tensor.numel()
     }
 
 
@@ -155,8 +155,9 @@ def check(network: nn.Module, model: str) -> None:
                 f"expected tensors in state_dict() of --model {model}, received {name} of type {type(value).__name__}; "
                 "return it from get_extra_state"
             )
-        elif value.layout != torch.strided or value.is_quantized or not can_be_kept(value.dtype):
-            kind = "a sparse tensor" if value.layout != torch.strided else f"a tensor of {_name(value.dtype)}"
+        elif not extra_state.is_dense(value) or not can_be_kept(value.dtype):
+            is_sparse = value.layout != torch.strided or value.is_nested
+            kind = "a sparse or nested tensor" if is_sparse else f"a tensor of {_name(value.dtype)}"
             raise UserError(
                 f"a checkpoint cannot hold {name} of --model {model}, {kind}; register it with persistent=False, or as "
                 "a dense tensor of another type"
@@ -197,7 +198,7 @@ def sharing_memory(network: nn.Module) -> Iterator[tuple[str, str]]:
 def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters and buffers that are in memory."""
     for name, one in (*network.named_parameters(), *network.named_buffers()):
-        if one.layout == torch.strided and not nn.parameter.is_lazy(one) and not one.is_meta and one.numel():
+        if extra_state.is_dense(one) and not nn.parameter.is_lazy(one) and not one.is_meta and one.numel():
             yield name, one
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from allstep.common.base.random_state import state_of
-from allstep.pytorch.kept.extra_state import encode
+from allstep.pytorch.kept.extra_state import encode, is_dense
 from allstep.pytorch.kept.network_state import is_lazy
 from allstep.pytorch.kept.outside import outside_state
 
@@ -156,7 +156,7 @@ def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
     if isinstance(value, _PLAIN):
         return value, value
     if isinstance(value, torch.Tensor):
-        is_kept = value.layout == torch.strided and not (depth and isinstance(value, nn.Parameter))
+        is_kept = is_dense(value) and not (depth and isinstance(value, nn.Parameter))
         return value, value.detach().clone() if is_kept else None
     if isinstance(value, torch.Generator):
         return value, value.get_state()
@@ -239,8 +239,8 @@ def _listed(values: set[Any]) -> list[Any]:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors have the same bits; sparse ones are taken for constants."""
-    if one.layout != torch.strided or one.is_quantized or one.is_meta:
+    """Return whether tensors have the same bits; others than arrays are taken for constants."""
+    if not is_dense(one) or one.is_meta:
         return True
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False

@@ -98,6 +98,10 @@ def with_module(module: nn.Module) -> nn.Module:
     return network
 
 
+def ragged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(6), torch.ones(2)])
+
+
 def with_part() -> nn.Module:
     """Return a network with a weight that is a view of another one, with gaps."""
     network = Odd()
@@ -120,7 +124,8 @@ class DistributedDataParallel(nn.Sequential):
 
 REFUSED = {
     "wrapped": (lambda: with_module(DistributedDataParallel(nn.Linear(6, 6))), "received odd in a DistributedDataP"),
-    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "cannot hold odd of .* a sparse tensor; register it"),
+    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "cannot hold odd of .* a sparse or nested tensor"),
+    "nested": (lambda: with_buffer(ragged()), "cannot hold odd of .* a sparse or nested tensor; register it"),
     "narrow": (lambda: with_buffer(torch.ones(2).to(torch.float8_e5m2)), "cannot hold odd of .*of float8_e5m2"),
     "set": (lambda: with_extra_state({1: {2}}), "cannot hold _extra_state of .*, in which is a value of type set"),
     "text": (lambda: with_entry(Odd()), "expected tensors in state_dict.. of .*, received odd of type str"),
