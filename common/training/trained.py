@@ -13,7 +13,8 @@ from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.select import no_checkpoint
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file
 from allstep.common.training.description import Description, read_description
-from allstep.common.training.resuming import check_run, load_weights
+from allstep.common.training.resuming import load_weights
+from allstep.common.training.saved_run import check_run
 
 CHECKPOINT_HELP = "latest (default), best, or the name of one, as step-00000100"
 

@@ -15,7 +15,8 @@ from allstep.common.checkpoint import Progress, TrainState
 from allstep.common.config.train_config import DataConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from allstep.common.files.strict_json import Mismatch
 from allstep.common.recipe.schedule import Schedule
-from allstep.common.training.resuming import check_flags, check_run, check_samples
+from allstep.common.training.resuming import check_flags, check_samples
+from allstep.common.training.saved_run import check_run
 
 RUN = TrainConfig(
     data=DataConfig(dataset="synthetic", synthetic_samples=100), optimizer=OptimizerConfig(weight_decay=0.1)
