@@ -14,7 +14,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
 from allstep.common.training.loss_trial import LossCheck
-from allstep.common.training.trial import TrialCheck, has_parts
+from allstep.common.training.trial_check import TrialCheck, has_parts
 from allstep.pytorch.kept.network_state import as_array, as_tensor, load, weights
 from allstep.pytorch.losses import measure_of
 

@@ -19,7 +19,8 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
 from allstep.common.training.loss_trial import LossCheck
-from allstep.common.training.trial import TRIAL, TrialCheck, has_parts
+from allstep.common.training.trial import TRIAL
+from allstep.common.training.trial_check import TrialCheck, has_parts
 from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.losses import measure_of
 from allstep.tensorflow.networks.batch_norm import BatchNorm

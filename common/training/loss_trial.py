@@ -15,7 +15,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, warn
 from allstep.common.base.random_state import seeded
 from allstep.common.training.hooks import Check
-from allstep.common.training.trial import num_parts
+from allstep.common.training.trial_check import num_parts
 
 if TYPE_CHECKING:
     from allstep.common.data.datasets import Dataset

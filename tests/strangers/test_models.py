@@ -15,7 +15,7 @@ from torch import nn
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import ALONE
-from allstep.common.training.trial import TrialCheck
+from allstep.common.training.trial_check import TrialCheck
 from allstep.pytorch.kept.pass_state import RUNNING, pass_state
 from allstep.pytorch.losses import build_loss, with_heads
 from allstep.pytorch.other_networks import build_other
