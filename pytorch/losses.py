@@ -16,7 +16,7 @@ from torch.nn import functional
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import wrong_loss
-from allstep.common.catalog.networks import logits_of
+from allstep.common.catalog.network_outputs import logits_of
 from allstep.common.catalog.user_file import name_of
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

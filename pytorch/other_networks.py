@@ -16,7 +16,8 @@ from torch import nn
 
 from allstep.common.base.errors import UserError, note
 from allstep.common.catalog import user_file
-from allstep.common.catalog.networks import cannot_build, check_outputs, network_of_user, no_gradient, unknown_name
+from allstep.common.catalog.network_outputs import check_outputs, no_gradient
+from allstep.common.catalog.networks import cannot_build, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from allstep.common.catalog.networks import no_gradient
+from allstep.common.catalog.network_outputs import no_gradient
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.kept.pass_state import to_repeat

@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from allstep.common.base.errors import UserError, note
 from allstep.common.catalog import user_file
+from allstep.common.catalog.network_outputs import check_outputs
 from allstep.common.catalog.networks import (
     cannot_build,
-    check_outputs,
     is_in_both,
     network_of_user,
     unknown_name,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from allstep.common.catalog.networks import no_gradient
+from allstep.common.catalog.network_outputs import no_gradient
 from allstep.tensorflow.compat import layers_of
 from allstep.tensorflow.networks.batch_norm import counted
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.random_state import seeded
-from allstep.common.catalog.networks import logits_of
+from allstep.common.catalog.network_outputs import logits_of
 from allstep.common.data.datasets import Dataset
 from allstep.common.training.trial import (
     FACTORS,

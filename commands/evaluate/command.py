@@ -27,7 +27,7 @@ from allstep.common.base.errors import UserError, print_line, printable, quote
 from allstep.common.base.flag_types import Parser, flag_name, flag_value, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.cli.command_line import parse_beside
-from allstep.common.cli.validation import DATA_FLAGS
+from allstep.common.cli.data_validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
 from allstep.common.training.saving import broadcast_state
 from allstep.common.training.start import start

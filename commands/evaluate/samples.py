@@ -17,7 +17,7 @@ from allstep.common.api.session import words_of
 from allstep.common.base.errors import UserError, quote
 from allstep.common.base.flag_types import flag_name, flag_value
 from allstep.common.catalog import user_file
-from allstep.common.cli.validation import DATA_FLAGS
+from allstep.common.cli.data_validation import DATA_FLAGS
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.base import Subset

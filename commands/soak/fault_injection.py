@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from allstep.commands.shared.rank import open_session
-from allstep.common.checkpoint.files import TEMPORARY
+from allstep.common.checkpoint.directories import TEMPORARY
 from allstep.common.process.exit import run_rank
 from allstep.common.training.hooks import Hook
 from allstep.common.training.worker import StepResult

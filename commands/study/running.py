@@ -30,7 +30,7 @@ from allstep.common.base.errors import Fault, UserError, quote
 from allstep.common.base.flag_types import flag_name, max_local_ranks
 from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES
-from allstep.common.checkpoint.files import remove_all
+from allstep.common.checkpoint.directories import remove_all
 from allstep.common.cli.command_line import parse
 from allstep.common.launch.placement import ALONE, Placement
 from allstep.common.training.steps_in_flight import DIVERGED

@@ -142,56 +142,6 @@ def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
     )
 
 
-def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
-    """Return the logits of a network that returns more: those of that name, or the only tensor (n, `shape`).
-
-    All is returned where these are not known, or it is one tensor.
-    """
-    if hasattr(outputs, "shape"):
-        return outputs
-    is_mapping = isinstance(outputs, Mapping)
-    named = outputs.get("logits") if is_mapping else getattr(outputs, "logits", None)
-    if hasattr(named, "shape"):
-        return named
-    values = outputs.values() if is_mapping else outputs if isinstance(outputs, (tuple, list)) else ()
-    fitting = [one for one in values if hasattr(one, "shape") and tuple(one.shape[1:]) == shape]
-    return fitting[0] if len(fitting) == 1 else outputs
-
-
-def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
-    """Refuse a network whose outputs for two samples, `received`, are no array, or one of the wrong shape.
-
-    A network may know more tokens than occur in the data set: vocabularies are larger, and filled up to round numbers.
-    """
-    shape = tuple(received.shape) if hasattr(received, "shape") else None
-    expected = (2, *dataset.output_shape)
-    if shape and shape[:-1] == expected[:-1] and shape[-1] > expected[-1] and dataset.task == "next-token":
-        expected = shape
-    if shape != expected:
-        outputs, advice = type(received).__name__, "return one tensor of logits"
-        if shape is not None:
-            needed = "one output for each class, which count from 0" if dataset.task == "classification" else "as many"
-            outputs, advice = _of_samples(shape), f"give its last layer {needed}"
-        raise UserError(f"expected outputs {_of_samples(expected)} of --model {model}, received {outputs}; {advice}")
-    if "float" not in str(received.dtype):
-        raise UserError(
-            f"expected floating-point numbers as outputs of --model {model}, received {received.dtype}; return logits"
-        )
-
-
-def no_gradient() -> UserError:
-    """Return the error for a network whose weights do not change the loss, as after argmax or detach."""
-    return UserError(
-        "expected outputs that change with the network's weights, received outputs without a gradient; leave out what "
-        "ends it, such as argmax, a comparison, detach and no_grad"
-    )
-
-
-def _of_samples(shape: object) -> str:
-    assert isinstance(shape, tuple)
-    return f"(n, {', '.join(map(str, shape[1:]))})" if len(shape) > 1 and shape[0] == 2 else f"of shape {shape}"
-
-
 def max_stages(model: str) -> int:
     """Return `ModelEntry.max_stages`; networks of libraries and users cannot be cut."""
     return MODELS[model].max_stages if model in MODELS else 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from allstep.common.base.errors import UserError
-from allstep.common.checkpoint import files
+from allstep.common.checkpoint import directories, files
 from allstep.common.checkpoint.manifest import Manifest, NewerFormat
 from allstep.common.checkpoint.state import GROUPS, TrainState
 
@@ -51,7 +51,7 @@ def _first_good(
         return _first_of(parent, read, warn, best=which == "best")
     path = Path(which)
     if path.is_dir():
-        if re.fullmatch(r"step-\d+", path.name) or (path / files.MANIFEST).exists():
+        if re.fullmatch(r"step-\d+", path.name) or (path / directories.MANIFEST).exists():
             return _read_named(path, read)
         for candidate in (path, path / "checkpoints"):
             if checkpoint_directories(candidate):
@@ -81,10 +81,10 @@ def checkpoint_directories(parent: Path) -> list[Path]:
     # Add checkpoints that were renamed for a replacement, whose run was killed before it took the name.
     paths += [
         path
-        for path in parent.glob(f"{files.REPLACED}step-*")
-        if not path.with_name(path.name.removeprefix(files.REPLACED)).exists()
+        for path in parent.glob(f"{directories.REPLACED}step-*")
+        if not path.with_name(path.name.removeprefix(directories.REPLACED)).exists()
     ]
-    return sorted(paths, key=lambda path: path.name.removeprefix(files.REPLACED))
+    return sorted(paths, key=lambda path: path.name.removeprefix(directories.REPLACED))
 
 
 def scan(parent: Path) -> tuple[list[tuple[Path, Manifest]], list[UserError]]:

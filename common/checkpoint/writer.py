@@ -13,7 +13,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.resources import available_memory
-from allstep.common.checkpoint import files, select
+from allstep.common.checkpoint import directories, files, select
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
@@ -50,8 +50,8 @@ class Checkpoints:
         self._pending: Future | None = None
         self._is_awaited = threading.Event()  # the training loop waits for the write
         try:
-            files.make_durable_directory(self.directory)
-            files.clean_up(self.directory)
+            directories.make_durable_directory(self.directory)
+            directories.clean_up(self.directory)
         except OSError as error:
             raise UserError(f"checkpoints directory {self.directory} cannot be written: {error}") from None
         written, _ = select.scan(self.directory)
@@ -169,7 +169,7 @@ class Checkpoints:
             files.write(directory, arrays, manifest, constants=self._constants)
             self._output.check_is_same()
             for path in expired(select.scan(self.directory)[0], keep=self._keep):
-                files.remove(path)
+                directories.remove(path)
         except (OSError, SafetensorError) as error:
             megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
             fix = "make room" if any(os.strerror(number) in str(error) for number in NO_ROOM) else "fix that"

@@ -8,7 +8,7 @@ from typing import Any
 from allstep.common import checkpoint
 from allstep.common.base.errors import UserError, quote, warn
 from allstep.common.checkpoint import TrainState
-from allstep.common.checkpoint.files import MANIFEST
+from allstep.common.checkpoint.directories import MANIFEST
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.select import no_checkpoint
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file

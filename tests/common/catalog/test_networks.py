@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.networks import MODELS, check_image_size, check_outputs, check_size, model_name
+from allstep.common.catalog.network_outputs import check_outputs
+from allstep.common.catalog.networks import MODELS, check_image_size, check_size, model_name
 from allstep.common.data.datasets.base import Dataset, Split
 
 
