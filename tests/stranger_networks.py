@@ -45,13 +45,14 @@ class Base(nn.Module):
 
 
 class Buffers(Base):
-    """Buffers of many types: counters and flags, constants that are not finite, one by `expand`, a sparse one."""
+    """Buffers of many types: counters, flags, infinite constants, one by `expand`, a sparse and a nested one."""
 
     def more(self) -> None:
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("has_begun", torch.tensor(False))
         self.register_buffer("small", torch.ones(6, dtype=torch.int16))
         self.register_buffer("tiny", torch.ones(6, dtype=torch.uint8))
+        self.register_buffer("unsigned", torch.zeros((), dtype=torch.uint16))
         self.register_buffer("precise", torch.full((6,), 0.1, dtype=torch.float64))
         self.register_buffer("brain", torch.full((6,), 0.1, dtype=torch.bfloat16))
         self.register_buffer("phase", torch.full((6,), 1j))
@@ -61,14 +62,17 @@ class Buffers(Base):
         self.register_buffer("wide", torch.full((1, 6), 0.5).expand(4, 6))
         self.register_buffer("left_out", torch.ones(1).expand(6), persistent=False)
         self.register_buffer("sparse", torch.eye(6).to_sparse(), persistent=False)
+        self.register_buffer("ragged", torch.nested.nested_tensor([torch.ones(6), torch.ones(2)]), persistent=False)
 
     def between(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.steps = self.steps + 1  # another tensor takes its place
+            self.unsigned.copy_(self.steps)
             self.has_begun.fill_(True)
             self.lowest.clamp_(max=1.0)
         hidden = hidden * (1 + 0.1 * self.steps) * (1 + self.has_begun.float()) * self.lowest.clamp(max=2.0)
         hidden = hidden * self.small * self.tiny * self.wide[0] * self.left_out * self.phase.imag
+        hidden = hidden * (1 + 0.1 * self.unsigned.float()) * self.ragged[0]
         hidden = hidden + self.precise.float() + self.brain.float()
         shares = (hidden[:, :, None] * hidden[:, None, :] + self.mask).softmax(-1)
         return torch.sparse.mm(self.sparse, (shares @ hidden[:, :, None])[..., 0].t()).t()

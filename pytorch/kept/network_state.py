@@ -17,10 +17,8 @@ from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.training.trial import TRIAL, PassState
 from allstep.pytorch.kept import extra_state
 
-_NUMPY_TYPES = {
-    getattr(torch, name): np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-}
+_INTEGERS = (f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64))
+_NUMPY_TYPES = {getattr(torch, name): np.dtype(name) for name in ("bool", *_INTEGERS, "float16", "float32", "float64")}
 _KEPT_AS = {torch.bfloat16: torch.float32, torch.complex64: torch.float32, torch.complex128: torch.float64}
 """Types that NumPy lacks, and complex ones, whose arrays have an axis more."""
 _EXTRA_STATE = "_extra_state"

@@ -49,7 +49,7 @@ class Snapshot:
         ]
         for path, module in self._modules:
             prefix = f"{path}." if path else ""
-            for name, one in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            for name, one in _tensors_of(module):
                 if names is None or prefix + name in names:
                     known = unchanged.get(prefix + name)
                     self._tensors[prefix + name] = one, one.detach().clone() if known is None else known
@@ -109,8 +109,7 @@ class Snapshot:
         changed = set()
         for path, module in self._modules:
             prefix = f"{path}." if path else ""
-            now = dict((*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)))
-            for name, one in now.items():
+            for name, one in _tensors_of(module):
                 kept = self._tensors.get(prefix + name)
                 if not _equal(one, kept[1]) if kept else self.is_whole:
                     changed.add(prefix + name)
@@ -236,6 +235,12 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 def _listed(values: set[Any]) -> list[Any]:
     """Return the items of a set, those that are not plain by their types."""
     return sorted((one if isinstance(one, _PLAIN) else type(one) for one in values), key=repr)
+
+
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers of a module, but for nested ones, which are taken for constants."""
+    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    return ((name, one) for name, one in tensors if not one.is_nested)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
