@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import weakref
 from contextlib import suppress
 
 from warm_client import ENTERED, NUM_SERVERS, TRAINERS, circumstances, import_next_sitecustomize
@@ -134,6 +135,8 @@ def _end_early():
     """Have forks end without what the imported modules and libraries do then: up to 0.4 s of a short program's 1 s."""
     _imported.update((name, sys.modules[name]) for name in sys.modules.keys() - {"sys", "builtins", "__main__"})
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_imported))  # so that it is never cleared
+    for finalizer in weakref.finalize._registry:  # PyTorch's libraries unregister their operators one by one
+        finalizer.atexit = False
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)  # which gets the status; exit() calls the functions of libraries in reverse order
     libc.__cxa_atexit(libc.fflush, None, None)
