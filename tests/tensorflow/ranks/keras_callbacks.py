@@ -39,7 +39,7 @@ def warmup():
     record = Record()
     model = compiled(hvd.DistributedOptimizer(optimizers.SGD(0.4)))
     warm = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2, verbose=1)
-    history = fit(model, warm, record, epochs=3)
+    history = fit(model, warm, record, epochs=3, batch_size=8)
     return {"rates": record.rates, "lr": history.history["lr"]}
 
 
@@ -49,15 +49,15 @@ def schedule():
     callback = hvd.callbacks.LearningRateScheduleCallback
     fit(compiled(hvd.DistributedOptimizer(optimizers.SGD(1.0))), callback(1.0, 0.5), staircase, epochs=2)
     smoothly = callback(1.0, lambda epoch: 1.0 + epoch, staircase=False)
-    fit(compiled(hvd.DistributedOptimizer(optimizers.Adam(1.0))), smoothly, smooth)
+    fit(compiled(hvd.DistributedOptimizer(optimizers.Adam(1.0))), smoothly, smooth, batch_size=8)
     lately = callback(1.0, lambda epoch: 0.1, start_epoch=1, end_epoch=2)
     fit(compiled(hvd.DistributedOptimizer(optimizers.SGD(1.0))), lately, late, epochs=2)
     unknown = callback(1.0, 0.5, staircase=False)
     unknown.set_params({"steps": None})
     return {
-        "staircase": staircase.rates[::4],
+        "staircase": staircase.rates[::2],
         "smooth": smooth.rates,
-        "late": late.rates[::4],
+        "late": late.rates[::2],
         "unknown": error(unknown.on_train_begin),
     }
 

@@ -37,10 +37,10 @@ def samples(*, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(32, 4)).astype(np.float32), rng.integers(0, 3, size=32)
 
 
-def fit(model, *callbacks, epochs=1, seed=None, **options):
-    """Fit on this rank's samples, or on those of a seed."""
+def fit(model, *callbacks, epochs=1, seed=None, batch_size=16, **options):
+    """Fit on this rank's samples, or on those of a seed, by default in two batches."""
     x, y = samples(seed=hvd.rank() if seed is None else seed)
-    return model.fit(x, y, 8, epochs, 0, [*callbacks], shuffle=False, **options)
+    return model.fit(x, y, batch_size, epochs, 0, [*callbacks], shuffle=False, **options)
 
 
 def values(variables) -> list:
