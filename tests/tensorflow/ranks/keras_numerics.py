@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import allstep.tensorflow.horovod_keras as hvd
 
-GLOBAL_BATCH, NUM_STEPS, NUM_FEATURES, NUM_CLASSES, VOCABULARY = 16, 6, 6, 3, 10
+GLOBAL_BATCH, NUM_STEPS, NUM_FEATURES, NUM_CLASSES, VOCABULARY = 16, 3, 6, 3, 10
 optimizers = keras.optimizers
 losses = keras.losses
 
