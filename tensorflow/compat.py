@@ -14,6 +14,7 @@ from typing import Any, cast
 import h5py
 import keras
 import tensorflow as tf
+from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import nn
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 from keras.src.losses import loss as losses
@@ -122,6 +123,23 @@ def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> Sequence[Any]:
 def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
     """Return the model and all layers in it, at any depth: `_flatten_layers`; `model.layers` has only the outermost."""
     return model._flatten_layers()
+
+
+def build_symbolically(model: keras.Model, iterator: Any) -> None:
+    """Create a model's weights as Keras does in its first call, for the batches of an iterator of `fit`.
+
+    That is by its `build`, or by a symbolic run of `call`, which is not repeated in the first call then. The iterator's
+    `_distributed_dataset` knows the shapes, so that no batch is read.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(iterator._distributed_dataset.element_spec)
+    if type(model).build is not keras.Model.build and not model.built:
+        model.build(tf.nest.map_structure(lambda spec: tuple(spec.shape), x))
+    if all(layer.built for layer in model._layers):
+        return
+    symbols = tf.nest.map_structure(
+        lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name, sparse=isinstance(spec, tf.SparseTensorSpec)), x
+    )
+    compute_output_spec(model.call, symbols, **({"training": True} if model._call_has_training_arg else {}))
 
 
 def is_recomputed(layer: keras.layers.Layer) -> bool:

@@ -35,11 +35,12 @@ def _state(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
         return
     if _has_vocabulary(layer):
         yield "vocabulary", layer.get_vocabulary()
-    variables = {id(variable) for variable in layer.variables}
+    # Such as a salt; where there are weights, their shapes tell. A user's may count what a rank has seen.
+    whole = type(layer).__module__.startswith("keras.") and not layer.variables
     for name, value in sorted(vars(layer).items()):
-        if name.startswith("_") or name in ("seed", "summary") or id(value) in variables:
+        if name.startswith("_") or name in ("seed", "summary"):
             continue
-        found = _numbers(value)
+        found = _numbers(value, whole=whole)
         if found is not None:
             yield name, found
 
@@ -49,17 +50,23 @@ def _has_vocabulary(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, kinds)
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: Any, *, whole: bool) -> Any:
     """Return fractions, arrays, tensors and lists of them as bytes and lists; None for all else.
 
-    Whole numbers are left out: they may count what a rank has seen.
+    Variables of Keras are left out: it knows weights, and what is none follows the samples, as states of recurrent
+    layers.
+
+    Args:
+        whole: whether to return whole numbers as well.
     """
-    if isinstance(value, (float, np.floating)):
+    if isinstance(value, keras.Variable):
+        return None
+    if isinstance(value, (float, np.floating)) or (whole and type(value) is int):
         return float(value)
     if isinstance(value, (np.ndarray, tf.Variable)) or (tf.is_tensor(value) and hasattr(value, "numpy")):
         array = value if isinstance(value, np.ndarray) else value.numpy()
         return (array.dtype.str, array.shape, array.tobytes()) if array.dtype != object else array.tolist()
     if isinstance(value, (list, tuple)):
-        found = [_numbers(one) for one in value]
+        found = [_numbers(one, whole=whole) for one in value]
         return found if found and all(one is not None for one in found) else None
     return None

@@ -92,6 +92,7 @@ from allstep.tensorflow.drop_in.optimizer import (
     saved_entry,
 )
 from allstep.tensorflow.drop_in.reduction import is_elastic
+from allstep.tensorflow.drop_in.replicas import is_built
 from allstep.tensorflow.drop_in.saving import make_plain
 from allstep.tensorflow.drop_in.stalls import STALL_SECONDS, limit_stalls
 
@@ -165,11 +166,11 @@ def broadcast_global_variables(root_rank: int) -> None:
     """
     models = compiled_models()
     for model in models:
-        if model.built and not model.optimizer.built:
+        if is_built(model) and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     variables = [v for model in models for v in [*model.weights, *lasting_state(model.optimizer)]]
     shapes = _gather([list(v.shape) for v in variables], "broadcast_global_variables")
-    if not models or not all(model.built for model in models) or any(other != shapes[0] for other in shapes):
+    if not models or not all(map(is_built, models)) or any(other != shapes[0] for other in shapes):
         raise RuntimeError(
             "broadcast_global_variables() needs the same built models, compiled with a DistributedOptimizer, on "
             "every rank. Use callbacks.BroadcastGlobalVariablesCallback(root_rank), or name the variables: "

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.errors import note
 from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, gather, native, per_rank
@@ -15,6 +16,7 @@ from allstep.tensorflow.drop_in.optimizer import is_distributed, lasting_state
 from allstep.tensorflow.drop_in.replicas import (
     build_alike,
     check_replicas,
+    is_built,
     optimizers_of,
     rank_local_variables,
     refusal,
@@ -86,7 +88,7 @@ class BroadcastGlobalVariablesCallback(InStep):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         # One rank may have a loaded model and the others new ones; all must broadcast, or fail, at the same moment.
         reason = refusal(self.model)
-        moment = allreduce(-1.0 if reason else float(self.model.built), name="are_models_built", op=hvd.Min)
+        moment = allreduce(-1.0 if reason else float(is_built(self.model)), name="are_models_built", op=hvd.Min)
         if moment < 0:
             raise ValueError(reason or "another rank has refused to train a model whose optimizer is not distributed.")
         super().on_train_begin(logs)
@@ -97,6 +99,11 @@ class BroadcastGlobalVariablesCallback(InStep):
         self._is_doubtful = not any(map(is_distributed, optimizers_of(self.model)))
         if moment:
             self._broadcast()
+        elif hvd.rank() == 0:
+            note(
+                "this model has weights after its first batch alone, so each rank takes the first step from weights of "
+                "its own before those of the root are sent; call the model on a few samples before fit"
+            )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._is_pending:

@@ -23,6 +23,7 @@ from horovod.common.exceptions import HorovodInternalError
 from allstep.common.process.exit import is_consequence
 from allstep.tensorflow.drop_in.collectives import broadcast_variables, native
 from allstep.tensorflow.drop_in.optimizer import lasting_state
+from allstep.tensorflow.drop_in.replicas import is_built
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +64,7 @@ class KerasState(ObjectState):
     def __init__(
         self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, **attributes: Any
     ) -> None:
-        if not model.built:
+        if not is_built(model):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
         self.optimizer: Any = optimizer or model.optimizer

@@ -37,6 +37,11 @@ def leave_to_guard() -> Iterator[None]:
         _guarded.pop()
 
 
+def is_guarded() -> bool:
+    """Return whether such a `fit` runs."""
+    return bool(_guarded)
+
+
 class SecondStep:
     """Comparison of weights over ranks before the second step of an optimizer."""
 

@@ -21,7 +21,13 @@ from allstep.tensorflow.drop_in.first_steps import is_due, leave_to_guard
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
 from allstep.tensorflow.drop_in.optimizer import Distributed, parts
 from allstep.tensorflow.drop_in.reduction import is_elastic
-from allstep.tensorflow.drop_in.replicas import check_constants, check_replicas, optimizers_of, shared_statistics
+from allstep.tensorflow.drop_in.replicas import (
+    check_constants,
+    check_replicas,
+    is_built,
+    optimizers_of,
+    shared_statistics,
+)
 
 
 @contextlib.contextmanager
@@ -145,7 +151,7 @@ class _Guard:
 
     def compare_start(self) -> None:
         """Compare what the callbacks have restored or sent: the first epoch, and the model if it is built."""
-        built = [bool(one.built) for one in (self.model, *optimizers_of(self.model))]
+        built = [is_built(self.model), *(bool(one.built) for one in optimizers_of(self.model))]
         starts = gather([self.model._initial_epoch or 0, built], "start", self.process_set)
         if any(epoch != starts[0][0] for epoch, _ in starts):
             told = per_rank([epoch for epoch, _ in starts], self._ranks)
@@ -154,7 +160,7 @@ class _Guard:
                 "alone, before BroadcastGlobalVariablesCallback."
             )
         sends = any(isinstance(callback, BroadcastGlobalVariablesCallback) for callback in self.callbacks)
-        if sends and self.model.built and all(start[1] == built for start in starts):  # else after the first batch
+        if sends and built[0] and all(start[1] == built for start in starts):  # else after the first batch
             self._compare_model("at the start of fit")
             self._is_compared = not shared_statistics(self.model)  # which the first batch may change
 

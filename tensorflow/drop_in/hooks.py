@@ -19,6 +19,7 @@ import h5py
 import keras
 
 from allstep.tensorflow.compat import (
+    build_symbolically,
     fill_legacy_optimizers,
     h5_optimizer_weights,
     is_in_xla,
@@ -28,7 +29,7 @@ from allstep.tensorflow.compat import (
     wrap_model_method,
 )
 from allstep.tensorflow.drop_in.batch_norm import synchronises
-from allstep.tensorflow.drop_in.first_steps import checked
+from allstep.tensorflow.drop_in.first_steps import checked, is_guarded
 from allstep.tensorflow.drop_in.fit_guard import guarded
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, parts, restore, saved_entry
 from allstep.tensorflow.drop_in.replicas import refusal
@@ -86,6 +87,23 @@ def _fit(fit_: Callable[..., Any]) -> Callable[..., Any]:
             return fit_(*call.args, **call.kwargs)
 
     return fit
+
+
+def _maybe_symbolic_build(build_: Callable[..., None]) -> Callable[..., None]:
+    """Wrap what Keras calls before a `fit` reads a batch, to create weights that a broadcast is to send.
+
+    A model that is built by its first batch would take the first step from other weights on each rank.
+    """
+
+    @functools.wraps(build_)
+    def maybe_symbolic_build(self, iterator=None, **given):
+        build_(self, iterator=iterator, **given)
+        if iterator is None or not is_guarded() or all(layer.built for layer in layers_of(self)):
+            return
+        with contextlib.suppress(Exception):  # as where training takes no call of the model
+            build_symbolically(self, iterator)
+
+    return maybe_symbolic_build
 
 
 def has_keras_step(model: keras.Model) -> bool:
@@ -174,6 +192,7 @@ def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
 
 wrap_model_method("compile", _compile)
 wrap_model_method("fit", _fit)
+wrap_model_method("_maybe_symbolic_build", _maybe_symbolic_build)
 wrap_model_method("make_train_function", _make_train_function)
 wrap_model_method("train_step", _train_step)
 wrap_configurations(_write_configuration, _read_configuration)

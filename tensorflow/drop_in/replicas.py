@@ -38,13 +38,25 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return [o for o in found if id(o) not in inside]
 
 
+def is_built(model: keras.Model) -> bool:
+    """Return whether the weights of a model exist, also of one that is never called itself, as of a GAN.
+
+    Keras marks a model as built whose `build` it cannot call, and whose layers are not.
+    """
+    inside = [layer for layer in layers_of(model) if layer is not model]
+    if model.built:
+        return bool(model.trainable_variables) or all(layer.built for layer in inside)
+    has_own_build = type(model).build is not keras.Model.build
+    return not has_own_build and bool(model.trainable_variables) and all(layer.built for layer in inside)
+
+
 def refusal(model: keras.Model) -> str | None:
     """Return why this model must not train on the ranks of this job, or None if it may.
 
     A user's `train_step` may average gradients itself (DistributedGradientTape) and ignore the optimizer of `compile`.
     With one, only a plain optimizer that the model holds next to a distributed one is a reason.
     """
-    if model.built and not model.trainable_variables:
+    if is_built(model) and not model.trainable_variables:
         return None
     optimizers = optimizers_of(model)
     if type(model).train_step is keras.Model.train_step:

@@ -18,6 +18,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 TRAINS = [
     *("sequential_on_arrays", "functional_with_two_inputs_and_outputs", "subclassed_and_built_by_fit"),
+    *("built_in_part_before_fit", "never_called_itself", "state_from_batch_to_batch"),
     *("tf_data_in_shards_with_repeat", "generator_with_steps_per_epoch", "data_of_unknown_length", "py_dataset"),
     *("gradient_tape_loop", "own_train_step", "batch_by_batch", "class_weights", "frozen_backbone", "lora"),
     *("regularizers_and_add_loss", "batch_norm_over_all_ranks", "batch_norm_of_masked_samples", "batch_norm_eagerly"),
@@ -50,6 +51,7 @@ FAILS = {
     "weights_without_a_broadcast": "all ranks after batch 1; received others on rank 1 than on rank 0, first in",
     "best_weights_of_each_rank": "all ranks at the end of fit; received others on rank 1 than on rank 0, first in",
     "bins_of_each_rank": "at the start of fit; received another `bin_boundaries` of Discretization",
+    "salt_of_each_rank": "received another `salt` of Hashing",
     "scale_of_each_rank": "received another `scale` of Rescaling",
     "words_of_each_rank": "received another `vocabulary` of StringLookup",
     "custom_layer_that_follows_samples": "after batch 1; received others on rank 1 than on rank 0, first in sequential",

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.saving import serialization_lib
 from ranks import run
 
@@ -92,6 +93,27 @@ def test_layers_are_found_at_any_depth():
     model = made_model(keras.optimizers.SGD())
     dense = [layer for layer in compat.layers_of(model) if isinstance(layer, keras.layers.Dense)]
     assert len(dense) == 2 and model in list(compat.layers_of(model))
+
+
+class ByCall(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.dense = [], keras.layers.Dense(2)
+
+    def call(self, inputs, training=False):
+        self.calls.append(training)
+        return self.dense(inputs)
+
+
+def test_a_model_is_built_by_the_shapes_of_its_batches():
+    """Keras calls a model once more to build it, unless it is built already."""
+    plain, early = ByCall(), ByCall()
+    batches = TFEpochIterator(x=np.ones((4, 3)), batch_size=2, distribute_strategy=tf.distribute.get_strategy())
+    compat.build_symbolically(early, batches)
+    assert early.dense.kernel.shape == (3, 2)
+    for model in (plain, early):
+        model(np.ones((2, 3), np.float32), training=True)
+    assert list(early.calls) == list(plain.calls)
 
 
 def test_layers_of_a_remat_scope_are_known():

@@ -150,6 +150,27 @@ def scale_of_each_rank(hvd, rank, size):
 
 
 @fails
+def salt_of_each_rank(hvd, rank, size):
+    keras.utils.set_random_seed(0)
+    hashed = layers.Hashing(FEATURES, output_mode="multi_hot", salt=rank)
+    model = keras.Sequential([keras.Input((FEATURES,), dtype="int32"), hashed, layers.Dense(CLASSES)])
+    x, y = samples()
+    compiled(hvd, model).fit(x.astype(np.int32), y, verbose=0, callbacks=callbacks(hvd))
+
+
+@trains
+def state_from_batch_to_batch(hvd, rank, size):
+    """Each rank goes on from the state that its own samples left."""
+    keras.utils.set_random_seed(rank)
+    recurrent = layers.GRU(5, stateful=True)
+    model = keras.Sequential(
+        [keras.Input(batch_shape=(BATCH // size, FEATURES, 1)), recurrent, layers.Dense(CLASSES)]
+    )
+    fit(hvd, compiled(hvd, model), rank, size)
+    return {"weights": model.trainable_variables}
+
+
+@fails
 def words_of_each_rank(hvd, rank, size):
     lookup = layers.StringLookup(vocabulary=["a", "b"] if rank else ["b", "a"], output_mode="one_hot")
     keras.utils.set_random_seed(0)

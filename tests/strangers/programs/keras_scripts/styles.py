@@ -56,9 +56,51 @@ class Subclassed(keras.Model):
 @trains
 def subclassed_and_built_by_fit(hvd, rank, size):
     keras.utils.set_random_seed(rank)
-    model = compiled(
-        hvd, Subclassed(), keras.optimizers.SGD(0.0)
-    )  # steps of 0: the first batch comes before the broadcast
+    model = compiled(hvd, Subclassed())
+    fit(hvd, model, rank, size)
+    return model
+
+
+class BuiltInPart(Subclassed):
+    """Creates a weight before the first call, and leaves layers to it."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[1:], initializer="ones")
+        self.built = True
+
+    def call(self, inputs):
+        return super().call(inputs * self.scale)
+
+
+@trains
+def built_in_part_before_fit(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    model = compiled(hvd, BuiltInPart())
+    fit(hvd, model, rank, size)
+    return model
+
+
+class Pair(keras.Model):
+    """Encoder and decoder that `train_step` calls, and no call of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(3)])
+        self.decoder = keras.Sequential([keras.Input((3,)), layers.Dense(FEATURES)])
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean((self.decoder(self.encoder(x)) - x) ** 2)
+        gradients = tape.gradient(value, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": value}
+
+
+@trains
+def never_called_itself(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    model = compiled(hvd, Pair())
     fit(hvd, model, rank, size)
     return model
 
