@@ -171,7 +171,7 @@ def follow(job: Job, folder: Path, num_ranks: int, time_limit: float) -> tuple[R
             ended_at = ended_at or time.monotonic()
             if time.monotonic() - ended_at > _END_SECONDS:
                 return run, None
-        elif stillness.lasts(has_news, ranks) and is_complete and _is_deadlock(ranks):
+        elif stillness.lasts(has_news, ranks) and is_complete and is_deadlock(ranks):
             return Run(num_ranks, run.ranks, _stacks(folder, ranks)), None
         elif time.monotonic() > deadline:
             raise TimeoutError(f"{max((len(rank.steps()) for rank in ranks), default=0)} steps")
@@ -197,12 +197,16 @@ class _Stillness:
             self._start()
             return False
         self._num_looks += 1
-        self._num_busy += any(_computes(rank.pid) for rank in ranks if rank.wait and rank.wait.computes)
+        self._num_busy += any(_computes(rank.pid) for rank in ranks if _may_compute(rank))
         if self._num_looks < _STILL_LOOKS:
             return False
         is_still = 2 * self._num_busy < self._num_looks
         self._start()
         return is_still
+
+
+def _may_compute(rank: Rank) -> bool:
+    return any(wait.computes for wait in (rank.waits if rank.wait else ()))
 
 
 def _computes(pid: int) -> bool:
@@ -243,7 +247,13 @@ def _read_all(folder: Path, journals: dict[Path, _Journal]) -> bool:
     return any([journal.read() for journal in journals.values()])
 
 
-def _is_deadlock(ranks: Sequence[Rank]) -> bool:
+def is_deadlock(ranks: Sequence[Rank]) -> bool:
+    """Return whether ranks that are still wait for ever.
+
+    They wait at different places, or each in several threads, whose collectives then have come in other orders.
+    """
+    if len(ranks) > 1 and all(len(rank.waits) > 1 for rank in ranks):
+        return True
     waits = [rank for rank in ranks if rank.wait]
     is_still = all(rank.wait or rank.ended for rank in ranks)
     return is_still and bool(waits) and (len(waits) < len(ranks) or len({rank.position for rank in ranks}) > 1)

@@ -299,11 +299,15 @@ class Waiting(Record):
     line: str
     computes: bool = False
     """Whether the rank also computes meanwhile."""
+    thread: int = 0
+    """Number of the thread that waits; 0 for the main thread."""
 
 
 @dataclass(frozen=True)
 class Resumed(Record):
-    """The rank no longer waits."""
+    """The thread no longer waits."""
+
+    thread: int = 0
 
 
 @dataclass(frozen=True)

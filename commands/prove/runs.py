@@ -24,6 +24,7 @@ from allstep.commands.prove.records import (
     Forward,
     Loop,
     Record,
+    Resumed,
     Started,
     Step,
     Waiting,
@@ -78,6 +79,17 @@ class Rank:
     def wait(self) -> Waiting | None:
         """Record of what the rank waits for, if it waits."""
         return self.records[-1] if isinstance(self.records[-1], Waiting) else None
+
+    @property
+    def waits(self) -> list[Waiting]:
+        """Records of what the threads of the rank wait for at the end, the main thread first."""
+        open_waits: dict[int, Waiting] = {}
+        for record in self.records:
+            if isinstance(record, Waiting):
+                open_waits[record.thread] = record
+            elif isinstance(record, Resumed):
+                open_waits.pop(record.thread, None)
+        return sorted(open_waits.values(), key=lambda wait: wait.thread)
 
     @property
     def position(self) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ import pytest
 from prove_records import ALONE, names, run, with_more
 
 from allstep.commands.prove.checks import findings, perhaps
-from allstep.commands.prove.launching import Script, failure_of
+from allstep.commands.prove.launching import Script, failure_of, is_deadlock
 from allstep.commands.prove.observer.observer import headline
 from allstep.commands.prove.records import (
     BACKWARD,
@@ -194,6 +194,22 @@ def test_ranks_that_wait_at_different_places():
     assert finding.name == "collective-left-out"
     assert "train.py:30" in finding.evidence
     assert "train.py:40" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("of_thread", "hangs"),
+    [([Waiting("scatter", "", thread=1)], True), ([Waiting("scatter", "", thread=1), Resumed(1)], False)],
+)
+def test_ranks_whose_threads_share_a_process_group(of_thread, hangs):
+    """All ranks wait at the same places; only the order in which two threads came to them may differ."""
+    right, wait = run(), Waiting("backward", "train.py:8", computes=True)
+    ranks = [Rank((*rank.records[:-1], wait, *of_thread)) for rank in right.ranks]
+    assert is_deadlock(ranks) == hangs
+    if hangs:
+        [finding] = findings(Runs(ALONE, replace(right, ranks=tuple(ranks), stacks={0: "", 1: ""})))
+        assert finding.name == "collective-left-out"
+        assert "waits in backward at train.py:8 and scatter in another thread after" in finding.evidence
+        assert "a process group of their own" in finding.mend
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,18 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
     errors = {rank.number: rank.error for rank in run.ranks if rank.error}
     if run.stacks:
         waits = [f"rank {rank.number} {_place(rank)}" for rank in run.ranks]
+        mend = "have every rank come to each collective: no collective under `if rank == 0`, equal numbers of batches"
+        if all(len(rank.waits) > 1 for rank in run.ranks):
+            mend = (
+                "give collectives of another thread a process group of their own, as "
+                'async_save(..., process_group=dist.new_group(backend="gloo"))'
+            )
         yield Finding(
             "collective-left-out",
             "ranks wait for each other for ever: they do not call the same collectives in the same order",
             f"{'; '.join(waits)}{_stacks(run)}",
-            "have every rank come to each collective: no collective under `if rank == 0`, equal numbers of batches",
-            next((rank.wait.line for rank in run.ranks if rank.wait), ""),
+            mend,
+            next((wait.line for rank in run.ranks for wait in rank.waits if wait.line), ""),
         )
     elif run.is_deserted:
         left = [rank.number for rank in run.ranks if rank.ended and not rank.error]
@@ -236,9 +242,10 @@ def _copies(rank: Rank) -> Iterator[Finding]:
 
 
 def _place(rank: Rank) -> str:
-    if rank.wait is None:
+    if rank.ended or not rank.waits:
         return "has ended"
-    return f"waits in {rank.wait.what} at {rank.wait.line} after {len(rank.all(Step))} steps"
+    places = [f"{wait.what} {f'at {wait.line}' if wait.line else 'in another thread'}" for wait in rank.waits]
+    return f"waits in {' and '.join(places)} after {len(rank.all(Step))} steps"
 
 
 def _stacks(run: Run) -> str:

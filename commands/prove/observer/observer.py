@@ -150,14 +150,15 @@ class Observer:
         """Record that the rank may wait for others within the block; blocks inside of it are not recorded."""
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
+        thread = 0 if threading.current_thread() is threading.main_thread() else threading.get_ident()
         if not depth:
-            self.write(Waiting(what, self.line(), computes))
+            self.write(Waiting(what, self.line(), computes, thread))
         try:
             yield
         finally:
             self._depth.value = depth
             if not depth:
-                self.write(Resumed())
+                self.write(Resumed(thread))
 
     def while_waiting(self, what: str, then: Callable[..., None] = lambda *_args, **_kwargs: None) -> Observation:
         """Return an observation of calls that may wait for other ranks; `then` gets their arguments afterwards."""
