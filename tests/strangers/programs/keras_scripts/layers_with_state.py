@@ -163,9 +163,7 @@ def state_from_batch_to_batch(hvd, rank, size):
     """Each rank goes on from the state that its own samples left."""
     keras.utils.set_random_seed(rank)
     recurrent = layers.GRU(5, stateful=True)
-    model = keras.Sequential(
-        [keras.Input(batch_shape=(BATCH // size, FEATURES, 1)), recurrent, layers.Dense(CLASSES)]
-    )
+    model = keras.Sequential([keras.Input(batch_shape=(BATCH // size, FEATURES, 1)), recurrent, layers.Dense(CLASSES)])
     fit(hvd, compiled(hvd, model), rank, size)
     return {"weights": model.trainable_variables}
 
