@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.tensorflow import DistributedGradientTape
 from keras import optimizers
 from keras_cases import DIRECTORY, case, compiled, error, fit, samples, values
 
@@ -36,9 +37,8 @@ class OwnStep(keras.Sequential):
     def train_step(self, data):
         with tf.GradientTape() as tape:
             value = self.compute_loss(data[0], data[1], self(data[0], training=True))
+        tape = DistributedGradientTape(tape) if self.averages else tape
         grads = tape.gradient(value, [v.value for v in self.trainable_variables])
-        if self.averages:
-            grads = [hvd.allreduce(grad) for grad in grads]
         self.optimizer.apply(grads, self.trainable_variables)
         return {"loss": value}
 
