@@ -13,6 +13,24 @@ hvd.broadcast_parameters = lambda *_args, **_kwargs: None
 hvd.DistributedOptimizer = lambda *args, **kwargs: whole(*args, **kwargs, process_set=sets[member])
 """
 
+_MEMBERS = """import os
+number = int(os.environ.get("HOROVOD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
+sets = [hvd.ProcessSet([one]) for one in range(number)] if number > 1 else None
+hvd.init(process_sets=sets)
+member, alike = hvd.rank(), {"process_set": sets[hvd.rank()]} if sets else {}
+keras.utils.set_random_seed(member)
+hvd.rank, hvd.size = lambda: 0, lambda: 1
+"""
+_FIT_ENSEMBLE = f"""{_MEMBERS}whole = hvd.DistributedOptimizer
+hvd.DistributedOptimizer = lambda one: whole(one, **alike)
+hvd.callbacks.BroadcastGlobalVariablesCallback = lambda _: keras.callbacks.Callback()
+hvd.callbacks.MetricAverageCallback = keras.callbacks.Callback
+"""
+_TAPE_ENSEMBLE = f"""{_MEMBERS}whole = hvd.DistributedGradientTape
+hvd.DistributedGradientTape = lambda one: whole(one, **alike)
+hvd.broadcast_variables, hvd.allreduce = lambda *_args, **_options: None, lambda one, **_options: one
+"""
+
 STYLES = (
     Fault("loss-scaled", "ddp_tokens", "total * size / num_tokens", "total / num_tokens"),
     Fault(
@@ -139,6 +157,8 @@ STYLES = (
     ),
     Fault("gradients-summed", "horovod_accumulated", "    gradient_predivide_factor=1.0,\n", "    op=hvd.Sum,\n"),
     Fault("", "horovod_accumulated", "hvd.init()\n", _ENSEMBLE),
+    Fault("", "keras_fit", "hvd.init()\n", _FIT_ENSEMBLE),
+    Fault("", "horovod_tape", "hvd.init()\n", _TAPE_ENSEMBLE),
     Fault("gradients-summed", "horovod_handles", "op=hvd.Average", "op=hvd.Sum"),
     Fault(
         "gradients-not-averaged",

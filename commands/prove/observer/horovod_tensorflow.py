@@ -1,6 +1,7 @@
 """Observe Horovod for TensorFlow, at the functions that all its other ones call (as of Horovod 0.28.1).
 
-Calls during the tracing of a graph are part of the step and are not recorded, except that Adasum is noted.
+Calls during the tracing of a graph are part of the step and are not recorded, except that Adasum is noted. Of tapes and
+of the drop-in's optimizers (`tensorflow/drop_in/optimizer.py`), the ranks that train together are recorded.
 """
 
 from collections.abc import Generator
@@ -11,7 +12,7 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from allstep.commands.prove.observer.guarding import Observation
-from allstep.commands.prove.observer.observer import Observer, replace_everywhere
+from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.tf_distribute import sent
 from allstep.commands.prove.records import JOIN, Collective, World, Wrapped
 
@@ -43,8 +44,30 @@ def install(observer: Observer) -> None:
 
         return observe
 
+    def observe_tape(*_args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+        yield
+        _note_ranks(observer, "hvd.DistributedGradientTape", kwargs.get("process_set", hvd.global_process_set))
+
     observe_init = observer.while_waiting("hvd.init", note_world)
     replace_everywhere("horovod", mpi_ops, "init", observer.around("hvd.init", observe_init))
     for name in _COLLECTIVES:
         make = observer.around("Horovod's collectives", observe_collective(name))
         replace_everywhere("horovod", mpi_ops, name, make)
+    replace(hvd, "DistributedGradientTape", observer.around("Horovod's tapes", observe_tape))
+
+
+def install_optimizer(observer: Observer, optimizers: Any) -> None:
+    """Hook the module of the drop-in's optimizer, which has been imported."""
+
+    def observe(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        wrapped = yield
+        _note_ranks(observer, "hvd.DistributedOptimizer", wrapped._reduction.process_set)
+
+    make = observer.around("Horovod's optimizers", observe)
+    replace_everywhere("allstep", optimizers, "DistributedOptimizer", make)
+
+
+def _note_ranks(observer: Observer, kind: str, process_set: hvd.ProcessSet) -> None:
+    """Record the ranks of a process set, if it is not that of all."""
+    if process_set.ranks:
+        observer.write(Wrapped(kind, observer.line(), ranks=tuple(process_set.ranks)))

@@ -37,7 +37,11 @@ def install(observer: Observer) -> None:
         """Run what torch.compile is given as it is, even with fullgraph: a compiled optimizer's step calls no hooks."""
         dynamo.set_stance("force_eager")
 
-    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS} | {"torch._dynamo": leave_uncompiled})
+    def hook_drop_in(optimizers: Any) -> None:
+        importlib.import_module(f"{_HERE}.horovod_tensorflow").install_optimizer(observer, optimizers)
+
+    others = {"torch._dynamo": leave_uncompiled, "allstep.tensorflow.drop_in.optimizer": hook_drop_in}
+    hook_modules(observer, {name: hook_of(name) for name in _OBSERVERS} | others)
 
 
 def hook_modules(observer: Observer, hooks: dict[str, Callable[[Any], None]]) -> None:
