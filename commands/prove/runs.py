@@ -102,6 +102,16 @@ class Rank:
         """Return the steps of one of the rank's optimizers."""
         return [step for step in self.all(Step) if step.optimizer == optimizer]
 
+    def rounds(self, optimizer: int = 1) -> list[list[Step]]:
+        """Return the steps of one of the rank's optimizers, apart where it has joined others."""
+        found: list[list[Step]] = [[]]
+        for record in self.records:
+            if _is_join(record):
+                found.append([])
+            elif isinstance(record, Step) and record.optimizer == optimizer:
+                found[-1].append(record)
+        return found
+
     @cached_property
     def optimizers(self) -> dict[tuple[str, str, int], int]:
         """Numbers of the rank's optimizers by class, line of the first step, and order among those with the same."""
@@ -191,8 +201,7 @@ class Run:
     @property
     def joins(self) -> bool:
         """Whether ranks wait, after their last batches, for ranks that have more, which take more steps."""
-        calls = {getattr(one, "kind", getattr(one, "what", "")) for rank in self.ranks for one in rank.records}
-        return not calls.isdisjoint((JOIN, HOROVOD_JOIN))
+        return any(_is_join(one) for rank in self.ranks for one in rank.records)
 
     @property
     def is_deserted(self) -> bool:
@@ -273,8 +282,16 @@ class Run:
         return max((step.optimizer for rank in self.ranks for step in rank.all(Step)), default=0)
 
     def steps(self, optimizer: int = 1) -> Iterator[tuple[Step, ...]]:
-        """Return an iterator over the steps that all ranks took, with one step of each rank in a tuple."""
-        return zip(*(rank.steps(optimizer) for rank in self.ranks), strict=False)
+        """Return an iterator over the steps that all ranks took, with one step of each rank in a tuple.
+
+        After a join, ranks step together again: those with more batches have taken more steps before.
+        """
+        rounds = (rank.rounds(optimizer) for rank in self.ranks)
+        return (steps for one in zip(*rounds, strict=False) for steps in zip(*one, strict=False))
+
+
+def _is_join(record: Record) -> bool:
+    return getattr(record, "kind", getattr(record, "what", "")) in (JOIN, HOROVOD_JOIN)
 
 
 @dataclass(frozen=True)

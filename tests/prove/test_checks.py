@@ -13,6 +13,7 @@ from allstep.commands.prove.launching import Script, failure_of, is_deadlock
 from allstep.commands.prove.observer.observer import headline
 from allstep.commands.prove.records import (
     BACKWARD,
+    JOIN,
     Collective,
     Ended,
     Forward,
@@ -194,6 +195,20 @@ def test_ranks_that_wait_at_different_places():
     assert finding.name == "collective-left-out"
     assert "train.py:30" in finding.evidence
     assert "train.py:40" in finding.evidence
+
+
+def test_steps_fit_again_after_a_join():
+    """The rank with more batches has taken a step more before it, with its own gradient alone."""
+    right, ranks = run(), []
+    for rank in right.ranks:
+        *before, step = rank.records[:5]
+        [gradient] = step.gradients
+        alone = replace(step, number=2, gradients=(replace(gradient, applied=gradient.local),))
+        joined = Collective(JOIN, "", (), "train.py:11")
+        ranks.append(Rank((*before, step, *[alone] * (rank.number == 0), joined, *rank.records[5:])))
+    assert not names(replace(right, ranks=tuple(ranks)))
+    without = (Rank(tuple(one for one in rank.records if one != joined)) for rank in ranks)
+    assert "gradients-not-averaged" in names(replace(right, ranks=tuple(without)))
 
 
 @pytest.mark.parametrize(

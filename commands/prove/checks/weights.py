@@ -62,13 +62,19 @@ def check_later(runs: Runs) -> Iterator[Finding]:
     for optimizer in range(1, runs.together.num_optimizers + 1):
         if rejoins(runs.together, optimizer) or has_shards(runs.together, optimizer):
             continue
+        mend = "change weights on all ranks alike: by averaged gradients, and by loads on every rank"
+        if runs.together.joins:
+            mend = (
+                "after a join, send weights and the optimizer's state from the rank that joined last, which alone has "
+                "taken all steps"
+            )
         for steps in runs.together.steps(optimizer):
             if names := parted(runs.together, steps):
                 yield Finding(
                     "weights-part",
                     "ranks have started from the same weights, and no longer have the same",
                     f"before step {steps[0].number}, {listed(names)} have other values on other ranks",
-                    "change weights on all ranks alike: by averaged gradients, and by loads on every rank",
+                    mend,
                     steps[0].line,
                 )
                 return
