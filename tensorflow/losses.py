@@ -25,7 +25,7 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[
     `class_weights` are factors of the terms of the cross-entropy, which stays a mean over samples.
     """
     if (function := user_file.loss_for("tensorflow", name)) is not None:
-        _check_variables(function)
+        _check(function)
         return partial(_users, _targets_last(function))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
     if class_weights:
@@ -80,8 +80,13 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
     return tf.reduce_mean(losses) * tf.cast(tf.shape(targets)[0], tf.float32)
 
 
-def _check_variables(function: Callable) -> None:
-    """Raise UserError if a loss has variables, which ranks do not share and checkpoints lack."""
+def _check(function: Callable) -> None:
+    """Raise UserError if a loss has variables, which ranks do not share and checkpoints lack, or no reduction."""
+    if isinstance(function, keras.losses.Loss) and function.reduction in (None, "none"):
+        raise UserError(
+            f"expected a loss of Keras that is a mean over samples, received {name_of(function)} with "
+            f"reduction={function.reduction!r}, whose losses Keras adds up in training; leave it out"
+        )
     for attribute, value in getattr(function, "__dict__", {}).items():
         if isinstance(value, (keras.Variable, tf.Variable)):
             raise UserError(

@@ -128,6 +128,11 @@ REFUSED = {
         Custom, {**PASSES, "loss": keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")},
         "expected a loss of each sample by itself, or the mean",
     ),
+    "loss without a reduction": (
+        Custom,
+        {"loss": keras.losses.SparseCategoricalCrossentropy(True, reduction=None)},
+        "received SparseCategoricalCrossentropy with reduction=None, whose losses Keras adds up in training; leave",
+    ),
     "loss with a variable": (Custom, {"loss": RunningLoss()}, "RunningLoss of --loss has a variable, mean, which"),
     "apply_gradients": (Custom, {"optimizer": SignsGradients(RATE)}, "SignsGradients has an apply_gradients of its"),
 }  # fmt: skip

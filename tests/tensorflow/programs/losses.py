@@ -29,7 +29,7 @@ weighted = torch.tensor([1.0, 2.0, 3.0])
 partial_pytorch = partial_tensorflow = partial(scaled, factor=2.0)
 module_pytorch, module_tensorflow = nn.MSELoss(), keras.losses.MeanSquaredError()
 kind_pytorch, kind_tensorflow = nn.MSELoss, keras.losses.MeanSquaredError
-each_pytorch, each_tensorflow = nn.MSELoss(reduction="none"), keras.losses.MeanSquaredError(reduction=None)
+each_pytorch, each_tensorflow = nn.MSELoss(reduction="none"), keras.losses.mean_squared_error
 function_pytorch, function_tensorflow = functional.huber_loss, keras.losses.huber
 sum_pytorch, sum_tensorflow = nn.MSELoss(reduction="sum"), keras.losses.MeanSquaredError(reduction="sum")
 sum_partial = partial(functional.mse_loss, reduction="sum")
