@@ -20,8 +20,8 @@ from allstep.common.training.trial import (
     FACTORS,
     TRIAL,
     PassState,
+    are_multiples,
     are_probabilities,
-    is_bent,
     num_samples,
     try_passes,
     variants_of,
@@ -118,19 +118,19 @@ def _tried(
         run,
         before,
         averaged=lambda: {name for name in before.names if f"/{MOVING}" in name},
-        forgotten=lambda names: names - {variable.path for variable in network.variables},
+        not_saved=lambda names: names - {variable.path for variable in network.variables},
         may_couple=may_couple,
     )
     if adds and may_couple and isinstance(found[0], tf.Tensor):
         several = [samples] if samples.dtype.kind == "i" else [_apart(samples, scale) for scale in _SCALES]
         sums = ((added(some[:1]) + added(some[1:]), added(some)) for some in several)
         differs = not all(np.isclose(*pair, rtol=1e-3, equal_nan=True) or before.has_drawn() for pair in sums)
-        state = dataclasses.replace(state, couples=state.couples or differs)
-    state = dataclasses.replace(state, adds=adds)
+        state = dataclasses.replace(state, couples_samples=state.couples_samples or differs)
+    state = dataclasses.replace(state, adds_losses=adds)
     if gradients:
-        state = dataclasses.replace(state, bends=is_bent(*gradients, times=FACTORS[1]))
+        state = dataclasses.replace(state, has_nonlinear_gradients=not are_multiples(*gradients, factor=FACTORS[1]))
     if drawn:
-        state = dataclasses.replace(state, forgotten=(*state.forgotten, _TF_RANDOM), remembers=True)
+        state = dataclasses.replace(state, not_saved=(*state.not_saved, _TF_RANDOM), needs_unsaved=True)
     before.restore()
     for norm in norms:
         norm.trainable = True

@@ -1,8 +1,8 @@
-"""Trial of a user's network before training: what a pass changes by itself, from which `trial_check` rules out runs.
+"""Trial of a user's network before training: what passes change besides weights, and how outputs depend on samples.
 
-State that a pass in training changes without an optimizer are counters, flags, averages, codebooks. What depends on the
-samples of the pass can be the same as in one process only where one pass has the whole batch; running statistics alone
-are averaged over ranks. What does not depend on them is the same on all ranks.
+A pass in training changes state without an optimizer: counters, flags, averages, codebooks. Where the new value depends
+on the samples of the pass, it is that of one process only if one pass has the whole batch; running statistics alone are
+averaged over ranks. Where it does not, it is the same on all ranks. `trial_check` refuses the runs that would differ.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ FACTORS = (1, 2)
 
 @dataclass(frozen=True, kw_only=True)
 class PassState:
-    """Names of what a pass changes, and how it uses samples."""
+    """State that passes in training change, by name, and properties that decide whether a batch may be split."""
 
-    repeated: frozenset[str] = frozenset()
-    """Names of what changes alike in each pass, whatever its samples are."""
-    sampled: tuple[str, ...] = ()
-    """Names of what depends on the samples or on random numbers of each pass, without running statistics."""
-    started: tuple[str, ...] = ()
-    """Names of what depends on the samples of the first pass alone."""
-    forgotten: tuple[str, ...] = ()
-    """Names of what checkpoints lack."""
-    remembers: bool = False
-    """Whether the outputs of the next pass depend on what checkpoints lack."""
-    couples: bool = False
-    """Whether outputs of a sample, or losses of layers, depend on the other samples otherwise than by batch norm."""
-    bends: bool = False
-    """Whether gradients do not add up over parts of a batch, as with hooks that clamp them."""
-    hooked: str | None = None
-    """Name of a weight whose gradient the user's hooks see or change."""
-    adds: bool = False
-    """Whether layers add to the loss what may depend on samples."""
+    constant_changes: frozenset[str] = frozenset()
+    """State that each pass changes in the same way, whatever its samples are."""
+    sample_dependent: tuple[str, ...] = ()
+    """State that depends on the samples or on random numbers of each pass, without running statistics."""
+    set_once: tuple[str, ...] = ()
+    """State that depends on the samples of the first pass alone."""
+    not_saved: tuple[str, ...] = ()
+    """State that checkpoints lack."""
+    needs_unsaved: bool = False
+    """Whether the outputs of the next pass depend on state that checkpoints lack."""
+    couples_samples: bool = False
+    """Whether outputs of a sample, or losses of layers, depend on the other samples, batch norms apart."""
+    has_nonlinear_gradients: bool = False
+    """Whether gradients of parts of a batch do not add up to those of the whole, as with hooks that clamp them."""
+    hooked_weight: str | None = None
+    """Weight whose gradient the user's hooks see or change."""
+    adds_losses: bool = False
+    """Whether layers add losses that may depend on samples."""
     ends_in_softmax: bool = False
     resized: frozenset[str] = frozenset()
-    """Names of what has another shape after a pass."""
+    """State that has another shape after a pass."""
 
 
 class Snapshot(Protocol):
@@ -68,76 +68,107 @@ def try_passes(
     before: Snapshot,
     *,
     averaged: Callable[[], set[str]],
-    forgotten: Callable[[set[str]], set[str]],
+    not_saved: Callable[[set[str]], set[str]],
     may_couple: bool,
     may_hide: bool = False,
 ) -> tuple[Any, PassState]:
-    """Run a network in training and look at what passes change; its state is another one afterwards.
-
-    The result is the outputs of the first pass, and what was found.
+    """Run a network in training and find out what passes change; its state is another one afterwards.
 
     Args:
         run: makes a pass on the samples of that number of `variants_of`, with random numbers of that seed; returns the
             outputs as an array, or as something else that cannot be compared.
         before: a snapshot of the network.
         averaged: returns the names of running statistics.
-        forgotten: returns those of some names that checkpoints lack.
+        not_saved: returns those of some names that checkpoints lack.
         may_couple: whether to look at whether the outputs of a sample depend on the others.
         may_hide: whether to look at whether the same pass has other outputs though the snapshot is put back.
 
     Returns: the outputs of the first pass, and what was found.
     """
-    outputs = run(0, 0)
-    changes, after = before.changes(), before
-    changed, sampled, each, couples = changes - averaged(), set[str](), set[str](), False
-    if changed or may_couple:
-        after = before.next(changes)
-        before.restore()
-        again = run(1, 0)
-        sampled = after.changes() - averaged()
-        couples = may_couple and not _same(outputs, again, slice(1, None, 2))
-        if may_couple and not couples:
-            before.restore()
-            alike = run(2, 0)
-            sampled |= after.changes() - averaged()
-            couples = not _same(outputs, alike, slice(-1, None))
-            # State that counts samples, or from which a generator of the network's own draws for each.
-            has_equal_rows = _has_equal_rows(alike)
-            if not couples and (changed - sampled or has_equal_rows):
-                whole = before.next(before.changes())
-                before.restore()
-                fewer = run(3, 0)
-                sampled |= whole.changes() - averaged()
-                couples = has_equal_rows and not sampled and _depends_on_number(alike, fewer)
-            # Other random numbers would make them differ, but not those of such a generator.
-            if not (couples or sampled or has_equal_rows):
-                before.restore()
-                couples = _same(alike, run(2, 1), slice(None))
-    if sampled:
-        again = before.next(before.changes())
-        run(0, 0)
-        each = again.changes() & sampled
-    repeated, lacking, remembers = changed - sampled, forgotten(changed | sampled), False
-    if lacking:
-        before.restore(without=lacking)
-        remembers = not _same(outputs, run(0, 0), slice(None))
-    if lacking and not remembers:
-        sampled -= lacking
-        anew = lacking - after.changes()  # by each pass, such as an auxiliary loss or masked weights
-        lacking, repeated = lacking - anew, repeated - anew
-    # What code alone can reach would also have changed the outputs of the samples that stayed.
-    if may_hide and not remembers and (couples or not may_couple):
-        before.restore()
-        if remembers := not _same(outputs, run(0, 0), slice(None)):
-            lacking = {_HIDDEN}
-    return outputs, PassState(
-        repeated=frozenset(repeated),
-        sampled=tuple(sorted(each & sampled)),
-        started=tuple(sorted(sampled - each)),
-        forgotten=tuple(sorted(lacking)),
-        remembers=remembers,
-        couples=couples,
+    trial = _Trial(run, before, averaged)
+    if trial.changed or may_couple:
+        trial.exchange_samples(may_couple=may_couple)
+    sample_dependent = trial.sample_dependent
+    each_time = trial.changed_again() if sample_dependent else set[str]()
+    constant, lacking = trial.changed - sample_dependent, not_saved(trial.changed | sample_dependent)
+    needs_unsaved = bool(lacking) and trial.outputs_need(lacking)
+    if lacking and not needs_unsaved:
+        sample_dependent -= lacking
+        set_anew = lacking - trial.after.changes()  # by each pass, such as an auxiliary loss or masked weights
+        lacking, constant = lacking - set_anew, constant - set_anew
+    # State that only the network's code can reach would also have changed the outputs of the samples that stayed.
+    may_hide = may_hide and not needs_unsaved and (trial.couples_samples or not may_couple)
+    if may_hide and trial.outputs_need(()):
+        lacking, needs_unsaved = {_HIDDEN}, True
+    return trial.outputs, PassState(
+        constant_changes=frozenset(constant),
+        sample_dependent=tuple(sorted(each_time & sample_dependent)),
+        set_once=tuple(sorted(sample_dependent - each_time)),
+        not_saved=tuple(sorted(lacking)),
+        needs_unsaved=needs_unsaved,
+        couples_samples=trial.couples_samples,
     )
+
+
+class _Trial:
+    """Compares a first pass with others that begin in the same state."""
+
+    def __init__(self, run: Callable[[int, int], Any], before: Snapshot, averaged: Callable[[], set[str]]) -> None:
+        self._run, self._before, self._averaged = run, before, averaged
+        self.outputs = run(0, 0)
+        self.changed = self._changes_since(before)
+        """Names of state that the first pass changed, without running statistics."""
+        self.after = before
+        """Snapshot after the first pass, if other samples were tried."""
+        self.sample_dependent = set[str]()
+        """Names of state that other samples changed in another way."""
+        self.couples_samples = False
+
+    def exchange_samples(self, *, may_couple: bool) -> None:
+        """Repeat the first pass with every second sample exchanged, which must not change the outputs of the rest."""
+        self.after = self._snapshot()
+        outputs = self._repeat(1)
+        self.sample_dependent = self._changes_since(self.after)
+        if may_couple:
+            self.couples_samples = not _same(self.outputs, outputs, slice(1, None, 2)) or self._couples_copies()
+
+    def _couples_copies(self) -> bool:
+        """Repeat the first pass with copies of its last sample, whose outputs must be those of that sample."""
+        copies = self._repeat(2)
+        self.sample_dependent |= self._changes_since(self.after)
+        if not _same(self.outputs, copies, slice(-1, None)):
+            return True
+        has_equal_rows = _has_equal_rows(copies)
+        # State that counts samples, or from which a generator of the network's own draws for each.
+        if has_equal_rows or self.changed - self.sample_dependent:
+            after = self._snapshot()
+            fewer = self._repeat(3)
+            self.sample_dependent |= self._changes_since(after)
+            if has_equal_rows:
+                return not self.sample_dependent and _depends_on_number(copies, fewer)
+        # Copies differ by random numbers, which another seed changes, unless they are from such a generator.
+        return not self.sample_dependent and _same(copies, self._repeat(2, seed=1), slice(None))
+
+    def changed_again(self) -> set[str]:
+        """Return the names of state that one more pass changes."""
+        now = self._snapshot()
+        self._run(0, 0)
+        return now.changes()
+
+    def outputs_need(self, names: Collection[str]) -> bool:
+        """Return whether the first pass has other outputs if all state but that of `names` is put back."""
+        self._before.restore(without=names)
+        return not _same(self.outputs, self._run(0, 0), slice(None))
+
+    def _repeat(self, number: int, seed: int = 0) -> Any:
+        self._before.restore()
+        return self._run(number, seed)
+
+    def _changes_since(self, snapshot: Snapshot) -> set[str]:
+        return snapshot.changes() - self._averaged()
+
+    def _snapshot(self) -> Snapshot:
+        return self._before.next(self._before.changes())
 
 
 _HIDDEN = "something that its code alone can reach"
@@ -162,15 +193,13 @@ def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, ...
     return samples, others, alike, alike[len(alike) // 3 :]
 
 
-def is_bent(gradients: Sequence[Any], others: Sequence[Any], *, times: float) -> bool:
-    """Return whether gradients are other than that many times the first ones; None stands for no gradient."""
+def are_multiples(gradients: Sequence[Any], others: Sequence[Any], factor: float) -> bool:
+    """Return whether `others` are `gradients` times `factor`, within rounding; None stands for no gradient."""
     # A bias that has no effect has rounding errors as its gradient, and so has a layer whose gradients vanish.
     largest = max((float(np.abs(one).max(initial=0)) for one in gradients if one is not None), default=0)
     rounding = max(1e-5 * largest, 1e-10)
-    return any(
-        not np.allclose(
-            times * one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max(initial=0) + rounding, equal_nan=True
-        )
+    return all(
+        np.allclose(factor * one, other, rtol=1e-3, atol=1e-3 * np.abs(one).max(initial=0) + rounding, equal_nan=True)
         for one, other in zip(gradients, others, strict=True)
         if one is not None and other is not None
     )

@@ -53,17 +53,17 @@ class TrialCheck(Check):
         if parts > 1:
             self._check_parts(config.model, is_first=not session.progress.step)
         num_devices = placement.world_size * session.strategy.num_local_devices
-        if state.repeated and parts > num_devices and (config.parallel.slices or not self._puts_back):
+        if state.constant_changes and parts > num_devices and (config.parallel.slices or not self._puts_back):
             flag = "--slices" if config.parallel.slices else "--accumulate-steps"
             raise UserError(
-                f"--model {config.model} changes {min(state.repeated)} in each pass, of which {flag} takes several a "
-                "step; leave it out"
+                f"--model {config.model} changes {min(state.constant_changes)} in each pass, of which {flag} takes "
+                "several a step; leave it out"
             )
         if config.parallel.recompute:
             self._check_recomputed(config.model)
-        if state.remembers and session.progress.step:
+        if state.needs_unsaved and session.progress.step:
             raise UserError(
-                f"--model {config.model} computes with {state.forgotten[0]}, which it changes in training and "
+                f"--model {config.model} computes with {state.not_saved[0]}, which it changes in training and "
                 f"checkpoints lack: a resumed run would not go on as the one before; keep it in {_KEPT}, or start "
                 "again by --init-from"
             )
@@ -73,34 +73,35 @@ class TrialCheck(Check):
 
     def _check_recomputed(self, model: str) -> None:
         state = self._state
-        for name in sorted({*state.forgotten, *state.repeated, *state.sampled, *state.started}.difference(self._anew)):
+        changed = {*state.not_saved, *state.constant_changes, *state.sample_dependent, *state.set_once}
+        for name in sorted(changed.difference(self._anew)):
             raise UserError(
                 f"--model {model} changes {name} in each pass, which --recompute would do twice a pass; leave it out"
             )
-        if state.adds:
+        if state.adds_losses:
             raise UserError(
                 f"--model {model} has layers that add to the loss, whose gradients --recompute would lose; leave it out"
             )
 
     def _check_parts(self, model: str, *, is_first: bool) -> None:
-        for name in self._state.sampled:
+        for name in self._state.sample_dependent:
             raise UserError(
                 f"--model {model} changes {name} by the samples of each pass, of which each rank or pass would see a "
                 "part; train in one process without --accumulate-steps and --slices, or, if its mean over ranks will "
                 f"do, make it a buffer whose name begins with {self._averaged}"
             )
-        for name in self._state.started if is_first else ():
+        for name in self._state.set_once if is_first else ():
             raise UserError(
                 f"--model {model} sets {name} from its first samples, of which each rank or pass would see a part; "
                 "begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
             )
-        if self._state.couples:
+        if self._state.couples_samples:
             raise UserError(
-                f"--model {model} computes the samples of a pass together, of which each rank or pass would have a "
-                "part; train in one process without --accumulate-steps and --slices, or use the framework's own batch "
-                "norm, with --sync-batch-norm"
+                f"--model {model} computes outputs of a sample from other samples of its batch, of which each rank or "
+                "pass would have a part; train in one process without --accumulate-steps and --slices, or use the "
+                "framework's own batch norm, with --sync-batch-norm"
             )
-        if self._state.bends:
+        if self._state.has_nonlinear_gradients:
             raise UserError(
                 f"--model {model} changes gradients by their size, as hooks do that clamp or normalise them, or by the "
                 "other samples, as scale_grad_by_freq does, of which each rank or pass would have a part; train in one "
@@ -114,14 +115,14 @@ class TrialCheck(Check):
                 f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; "
                 "leave the softmax out"
             )
-        if state.forgotten:
-            refused = ", so that --resume will be refused" if state.remembers else ""
+        if state.not_saved:
+            refused = ", so that --resume will be refused" if state.needs_unsaved else ""
             warn(
-                f"--model {model} changes {state.forgotten[0]} in training, which checkpoints lack{refused}; keep it "
+                f"--model {model} changes {state.not_saved[0]} in training, which checkpoints lack{refused}; keep it "
                 f"in {_KEPT}"
             )
-        if state.hooked and parts > 1:
+        if state.hooked_weight and parts > 1:
             warn(
-                f"--model {model} has hooks for the gradient of {state.hooked}, which see that of each rank or pass, "
-                "before they are averaged"
+                f"--model {model} has hooks for the gradient of {state.hooked_weight}, which see that of each rank or "
+                "pass, before they are averaged"
             )

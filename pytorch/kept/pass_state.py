@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
 from allstep.common.base.random_state import seeded
-from allstep.common.training.trial import FACTORS, TRIAL, PassState, is_bent, try_passes
+from allstep.common.training.trial import FACTORS, TRIAL, PassState, are_multiples, try_passes
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.snapshot import Snapshot, has_extra_state
 
@@ -78,7 +78,7 @@ def note_pass_state(
         run,
         before,
         averaged=averaged,
-        forgotten=lambda names: _forgotten(network, names),
+        not_saved=lambda names: _not_saved(network, names),
         may_couple=may_couple,
         may_hide=before.is_whole,
     )
@@ -89,8 +89,10 @@ def note_pass_state(
         norm.train()
     network.zero_grad()
     hooked = next((name for name, one in network.named_parameters() if _is_hooked(one)), None)
-    bends = bool(gradients) and is_bent(*gradients, times=sum(FACTORS))
-    vars(network)[TRIAL] = replace(state, hooked=hooked, bends=bends, resized=before.resized())
+    is_nonlinear = bool(gradients) and not are_multiples(*gradients, factor=sum(FACTORS))
+    vars(network)[TRIAL] = replace(
+        state, hooked_weight=hooked, has_nonlinear_gradients=is_nonlinear, resized=before.resized()
+    )
     return first[0]
 
 
@@ -130,7 +132,7 @@ def _size(gradient: torch.Tensor) -> np.ndarray:
     return torch.stack([numbers.float().norm(), numbers.float().sum()]).numpy(force=True)
 
 
-def _forgotten(network: nn.Module, names: set[str]) -> set[str]:
+def _not_saved(network: nn.Module, names: set[str]) -> set[str]:
     """Return those of `names` that `state_dict()` does not have."""
     state = (value for value in network.state_dict().values() if isinstance(value, torch.Tensor))
     kept = {value.data_ptr() for value in state if not nn.parameter.is_lazy(value)}
@@ -180,5 +182,5 @@ def statistics_of(module: nn.Module) -> list[str]:
 
 def to_repeat(network: nn.Module) -> Callable[[], None]:
     """Return a function that puts back what each pass changes alike, so that several passes are one."""
-    names = pass_state(network).repeated
+    names = pass_state(network).constant_changes
     return Snapshot(network, names).restore if names else lambda: None

@@ -55,7 +55,7 @@ def stands_alone(layer: torch.nn.Module, uses: Counter[int]) -> bool:
 def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
     """Yield the names of what cannot be cut, what is expected in its place, and why."""
     parameters, modules, state = dict(network.named_parameters()), dict(network.named_modules()), pass_state(network)
-    changed, sharing = {*state.repeated, *state.sampled}, sharing_memory(network)
+    changed, sharing = {*state.constant_changes, *state.sample_dependent}, sharing_memory(network)
     if any(type(one).train is not torch.nn.Module.train for one in modules.values()):
         before = Snapshot(network)
         network.eval()  # in which some add weights to others
@@ -96,7 +96,7 @@ def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
             ", which has sparse ones; build it with sparse=False, or give",
         ),
         (
-            [state.hooked and f"hooks of {state.hooked}"],
+            [state.hooked_weight and f"hooks of {state.hooked_weight}"],
             "weights without hooks",
             ", which shards replace; remove them, or give",
         ),

@@ -77,6 +77,7 @@ def under_strategy():
         return ended(layers.Dense(3))
 
 
+COUPLED = "computes outputs of a sample from other samples of its batch"
 PASSES = {"accumulate_steps": 2}
 REFUSED = {
     "own train_step": (OwnStep, {}, "with the train_step of Keras from --model .* received OwnStep with its own"),
@@ -97,11 +98,11 @@ REFUSED = {
     ),
     "first samples": (lambda: stacked(VECTORS, SetsFromFirstSamples()), PASSES, "sets .*shift from its first samples"),
     "codebook": (lambda: stacked(VECTORS, Codebook()), PASSES, "changes .*vectors by the samples of each pass"),
-    "coupled": (lambda: stacked(VECTORS, Centred()), PASSES, "computes the samples of a pass together"),
-    "coupled by operations": (centred_by_operations, PASSES, "computes the samples of a pass together"),
-    "experts with room": (lambda: stacked(VECTORS, Experts()), PASSES, "computes the samples of a pass together"),
-    "adds a sum": (lambda: stacked(VECTORS, AddsSum()), PASSES, "computes the samples of a pass together"),
-    "adds at least": (lambda: stacked(VECTORS, AddsAtLeast()), PASSES, "computes the samples of a pass together"),
+    "coupled": (lambda: stacked(VECTORS, Centred()), PASSES, COUPLED),
+    "coupled by operations": (centred_by_operations, PASSES, COUPLED),
+    "experts with room": (lambda: stacked(VECTORS, Experts()), PASSES, COUPLED),
+    "adds a sum": (lambda: stacked(VECTORS, AddsSum()), PASSES, COUPLED),
+    "adds at least": (lambda: stacked(VECTORS, AddsAtLeast()), PASSES, COUPLED),
     "changes gradients": (
         lambda: stacked(VECTORS, layers.Dense(6), layers.Lambda(with_clipped_gradient)), PASSES,
         "changes gradients by their size, as hooks do",

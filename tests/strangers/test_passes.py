@@ -264,10 +264,10 @@ def test_what_is_told(build, passes, line, capfd):
         (InNumPy, 1, "received outputs without a gradient"),
         (Needed, 1, "needed for gradient computation has been modified by an inplace operation"),
         (Waves, 1, "expected floating-point numbers as outputs of --model .*, received torch.complex64"),
-        (Coupled, 2, "computes the samples of a pass together, of which each rank or pass would"),
-        (Weighs, 2, "computes the samples of a pass together"),
-        (Series, 2, "computes the samples of a pass together"),
-        (Experts, 2, "computes the samples of a pass together"),
+        (Coupled, 2, "computes outputs of a sample from other samples of its batch, of which each rank or pass would"),
+        (Weighs, 2, "computes outputs of a sample from other samples of its batch"),
+        (Series, 2, "computes outputs of a sample from other samples of its batch"),
+        (Experts, 2, "computes outputs of a sample from other samples of its batch"),
         (Clamped, 2, "changes gradients by their size, as hooks do that clamp or normalise them"),
         (Halved, 2, "changes gradients by their size"),
         (Centred, 2, "or by the other samples"),
@@ -345,14 +345,14 @@ def vanishing() -> nn.Module:
 @pytest.mark.parametrize(("build", "dataset"), [(Brain, SMALL), (vanishing, replace(SMALL, input_shape=(32, 32, 3)))])
 def test_rounding_errors_are_no_change_of_gradients(build, dataset):
     network = build_other("a program", dataset, 0, build())
-    assert not pass_state(network).bends and not pass_state(network).couples
+    assert not pass_state(network).has_nonlinear_gradients and not pass_state(network).couples_samples
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_gradients_that_hooks_change_are_seen_for_every_strategy(sharded):
     network = Base()
     next(network.parameters()).register_hook(torch.sign)
-    assert pass_state(build_other("a program", SMALL, 0, network, sharded=sharded)).bends
+    assert pass_state(build_other("a program", SMALL, 0, network, sharded=sharded)).has_nonlinear_gradients
 
 
 def test_a_loss_in_whole_numbers_is_refused():
