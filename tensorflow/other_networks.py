@@ -151,6 +151,10 @@ def _check_layers(network: keras.Model, model: str) -> None:
 
 def _check_strategy(network: keras.Model, model: str, around: tf.distribute.Strategy) -> None:
     """Refuse a network that is built in the scope of another strategy than that `around` it."""
+    if around is not tf.distribute.get_strategy() and not tf.distribute.has_strategy():
+        raise UserError(
+            f"--model {model} ends the scope of --strategy, as keras.backend.clear_session() does; leave that out"
+        )
     of_variables = {getattr(variable.value, "distribute_strategy", None) for variable in network.variables}
     if others := {tf.distribute.get_strategy(), *of_variables} - {None, around}:
         raise UserError(

@@ -26,8 +26,16 @@ class DistributedStrategy(Strategy):
 
     strategy: tf.distribute.Strategy
 
-    def scope(self) -> contextlib.AbstractContextManager:
-        return self.strategy.scope()
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.strategy.scope())
+            try:
+                yield
+            except UserError:
+                with contextlib.suppress(IndexError):  # the user's network has ended the scope, and is refused for it
+                    stack.close()
+                raise
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         # The step adds up gradients over devices, so that it sees the sums.
@@ -118,7 +126,7 @@ class CentralStorage(LocalDevices):
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         # All devices share one variable: TensorFlow has to know what becomes of the values that they give it.
-        with self.strategy.scope(), tf.variable_creator_scope(_aggregated):
+        with super().scope(), tf.variable_creator_scope(_aggregated):
             yield
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.networks import is_in_both
+from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.datasets import Dataset
+from allstep.common.launch.placement import ALONE
 from allstep.tensorflow.models import canonical_weights, export_weights, import_weights
 from allstep.tensorflow.other_networks import build_other
+from allstep.tensorflow.strategies.distribute import Mirrored
 
 IMAGES = Dataset(None, None, (4, 3, 2), 7)  # pyright: ignore[reportArgumentType] (nothing is read)
 FILE = """
@@ -209,3 +213,18 @@ def test_a_network_of_keras():
 def test_networks_that_keras_does_not_have(model, shape, expected):
     with pytest.raises(UserError, match=expected):
         build_other(model, Dataset(None, None, shape, 7), 0)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_network_whose_builder_ends_the_scope_of_the_strategy():
+    """Keras' clear_session replaces the graph that holds the scope, of which TensorFlow's end then fails."""
+
+    def cleared(*_: object) -> keras.Model:
+        keras.backend.clear_session()
+        return keras.Sequential([layers.Input((3,)), layers.Dense(7)])
+
+    strategy = Mirrored(ALONE, StrategyConfig())
+    strategy.strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    refused = pytest.raises(UserError, match=r"ends the scope of --strategy, as keras.backend.clear_session\(\) does")
+    with refused, strategy.scope():
+        build_other("a program", Dataset(None, None, (3,), 7), 0, cleared)  # pyright: ignore[reportArgumentType]
+    assert not tf.distribute.has_strategy()
