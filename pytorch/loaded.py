@@ -74,6 +74,21 @@ class _WithScaling(nn.Module):
         return self.network(self._normalise(samples.to(torch.float32, copy=True)))
 
 
+def _exported(model: torch.nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:
+    """Trace a network for batches of any size, by a run of it, or by its code where that fixes the size, as len() does.
+
+    Raises the exporter's exception upon the run if both fail.
+    """
+    dynamic = ({0: torch.export.Dim("batch")},)
+    try:
+        return torch.export.export(model, (example,), dynamic_shapes=dynamic)
+    except Exception as error:
+        try:
+            return torch.export.export(model, (example,), dynamic_shapes=dynamic, strict=True)
+        except Exception:
+            raise error from None
+
+
 def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, scales: bool) -> None:
     """Write a network in PyTorch's formats or ONNX.
 
@@ -101,14 +116,13 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
         model = _WithScaling(model, dataset, network.device).eval()
     elif dataset.input_type != "int64":
         example = example.to(torch.float32)
-    dynamic = ({0: torch.export.Dim("batch")},)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):  # torch prints graphs that it refuses
             stack.enter_context(redirect(io.StringIO()))
-        exported = torch.export.export(model, (example,), dynamic_shapes=dynamic)
+        exported = _exported(model, example)
         if form == "torch-export":
             written = io.BytesIO()  # torch 2.14 ends the process where a disk is full
             torch.export.save(exported, written)

@@ -30,6 +30,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_modules import run_file
 from allstep.common.data.datasets import Dataset
 from allstep.common.process import requirements
+from allstep.pytorch import loaded
 
 DATA = ("--dataset", "image-folder", "--image-size", "32", "--decode-threads", "1", "--batch-size", "3")
 
@@ -222,6 +223,26 @@ def test_a_file_that_differs_is_not_kept(digits, tmp_path, monkeypatch, capsys):
 class Branching(torch.nn.Module):
     def forward(self, x):
         return x if x.sum().item() > 0 else -x
+
+
+class Flattening(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.dense(x.reshape(len(x), -1))
+
+
+def test_a_network_that_reads_the_size_of_its_batch(tmp_path):
+    """Oracle: the network. PyTorch's default way to trace takes the len() of a tensor for a constant."""
+    network = SimpleNamespace(model=Flattening().eval())
+    dataset = SimpleNamespace(input_shape=(2, 4), input_type="float32")
+    loaded.write("torch-export", tmp_path / "out.pt2", cast(Any, network), cast(Any, dataset), scales=False)
+    module = torch.export.load(tmp_path / "out.pt2").module()
+    for size in (1, 2, 5):
+        inputs = torch.randn(size, 2, 4)
+        torch.testing.assert_close(module(inputs), network.model(inputs))
 
 
 class Closed(keras.Model):
