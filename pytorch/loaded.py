@@ -122,20 +122,21 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
         warnings.simplefilter("ignore")
         for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):  # torch prints graphs that it refuses
             stack.enter_context(redirect(io.StringIO()))
+        # Layers of transformers would be operators that ONNX lacks.
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         exported = _exported(model, example)
         if form == "torch-export":
             written = io.BytesIO()  # torch 2.14 ends the process where a disk is full
             torch.export.save(exported, written)
             path.write_bytes(written.getbuffer())
             return
-        program = torch.onnx.export(
-            exported,
-            (),
-            dynamo=True,
-            opset_version=_OPSET,
-            verbose=False,
-            input_names=["input"],
-            output_names=["logits"],
-        )
+        names = {"input_names": ["input"], "output_names": ["logits"]}
+        try:
+            program = torch.onnx.export(exported, (), dynamo=True, opset_version=_OPSET, verbose=False, **names)
+        except Exception as error:
+            while error.__cause__:  # which names the operator
+                error = error.__cause__
+            raise error from None
         assert program is not None  # with dynamo
         program.save(path)
