@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
-from allstep.pytorch.kept.network_state import as_bytes, sharing_memory
+from allstep.pytorch.kept.network_state import as_bytes, can_train, sharing_memory
 from allstep.pytorch.kept.pass_state import pass_state
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.kept.uses import is_open, kept_elsewhere
@@ -115,34 +116,39 @@ class FSDP(ProcessGroup):
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         gradients = many_gradients([name for name, _ in network.named_parameters()])
-        whole, mesh = self._begin(network)
+        whole, shard = self._begin(network)
         uses = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
         names = {module: name for name, module in network.named_modules()}
         layers = {names[layer]: layer for layer in layers_of(network) if stands_alone(layer, uses)}
         for layer in layers.values():
             self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
-            fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
-        fully_shard(network, mesh=mesh)
+            shard(layer)  # one layer after the other goes to the device, and stays in part
+        shard(network)
         replace_parameters(optimizer, dict(zip(whole, network.parameters(), strict=True)))
         if isinstance(optimizer, torch.optim.SGD):  # which has no fused kernel for DTensor (torch 2.14)
             without_fused_kernels(optimizer)
         return _Shards(network, optimizer, gradients, SameLayers(network, layers, self.collectives))
 
     def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
-        whole, mesh = self._begin(network)
-        sharded = fully_shard(self.compiled(network), mesh=mesh, reshard_after_forward=False)
+        whole, shard = self._begin(network)
+        sharded = shard(self.compiled(network), reshard_after_forward=False)
         sharded.set_reshard_after_backward(False)
         sharded.set_requires_gradient_sync(False)
         replace_parameters(optimizer, dict(zip(whole, network.parameters(), strict=True)))
         return _OrderedShards(network, optimizer, self.ordered_sum(), self.bucket_megabytes())
 
-    def _begin(self, network: torch.nn.Module) -> tuple[list[torch.nn.Parameter], DeviceMesh]:
+    def _begin(self, network: torch.nn.Module) -> tuple[list[torch.nn.Parameter], Callable[..., FSDPModule]]:
+        """Return the parameters before they are cut, and the function that cuts those of a module."""
         for name, expected, why in _unfit(network):
             raise UserError(f"expected {expected} for --strategy fsdp, received {name}{why} --strategy ddp")
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()  # it is cut along its first axis
         self._broadcast_bytes(as_bytes(network))
-        return list(network.parameters()), init_device_mesh(self.device.type, (self.placement.world_size,))
+        mesh = init_device_mesh(self.device.type, (self.placement.world_size,))
+        uncut = {one for one in network.parameters() if not can_train(one)}  # torch 2.9 cuts none of these
+        for parameter in uncut:
+            parameter.data = parameter.data.to(self.device)
+        return list(network.parameters()), partial(fully_shard, mesh=mesh, ignored_params=uncut)
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before the weights were cut."""
