@@ -5,6 +5,7 @@
 
 import contextlib
 import io
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,10 +99,30 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
         module.model, module.serve, module.all = network.model, serve, variables  # pyright: ignore[reportAttributeAccessIssue]
         tf.saved_model.save(module, str(path), signatures={"serving_default": serve})
         return
+    import onnx  # pyright: ignore[reportMissingImports] (an extra)
     import tf2onnx  # pyright: ignore[reportMissingImports] (an extra)
 
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()):
-        tf2onnx.convert.from_function(serve, input_signature=signature, opset=_OPSET, output_path=str(path))
+        model, _ = tf2onnx.convert.from_function(
+            serve,
+            input_signature=signature,
+            opset=_OPSET,
+            output_path=str(path),
+            custom_op_handlers={"Erfc": (_make_erf, [])},
+        )
+    if lacking := sorted({node.op_type for node in model.graph.node if not onnx.defs.has(node.op_type, node.domain)}):
+        raise UserError(f"ONNX has no counterpart of TensorFlow's {', '.join(lacking)}")
+
+
+def _make_erf(graph: Any, node: Any, *_: object) -> None:
+    """Make 1 - Erf of a node Erfc, which ONNX lacks, and Keras' gelu has."""
+    from tf2onnx.utils import map_onnx_to_numpy_type  # pyright: ignore[reportMissingImports] (an extra)
+
+    node.type = "Erf"
+    one = graph.make_const(f"{node.name}/one", np.ones((), map_onnx_to_numpy_type(graph.get_dtype(node.input[0]))))
+    inputs = [one.output[0], node.output[0]]
+    graph.insert_new_node_on_output("Sub", node.output[0], inputs=inputs, name=f"{node.name}/complement")
 
 
 def _rescaling(dataset: Dataset) -> keras.layers.Layer:

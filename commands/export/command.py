@@ -187,9 +187,8 @@ def _write(form: str, path: Path, framework: str, network: Any, trained: Trained
         loaded.write(form, path, network, trained.description.dataset(), scales=scales)
     except Exception as error:
         _check_room(path)
-        raise UserError(
-            f"--to {form} cannot export --model {trained.description.model}: {first_paragraph(error)}"
-        ) from error
+        reason = str(error) if isinstance(error, UserError) else first_paragraph(error)
+        raise UserError(f"--to {form} cannot export --model {trained.description.model}: {reason}") from error
 
 
 def _check_room(path: Path) -> None:
@@ -257,14 +256,18 @@ def _difference(
             *_, reason = ["no reason", *done.stderr.strip().splitlines()]
             raise UserError(f"--to {form}: the file cannot be loaded again: {quote(reason)}; nothing is written")
         with np.load(found) as outputs:
-            if "outputs" not in outputs.files:  # weights alone, which must be the same
+            needs_file, found = "needs_file" in outputs.files, [n for n in outputs.files if n.startswith("outputs/")]
+            if not found:  # weights alone, which must be the same
                 weights = {name.removeprefix("model/") for name in network.shapes()}
                 state = network.model.state_dict()
                 same = weights <= set(outputs.files) and all(
                     np.array_equal(outputs[name], state[name].cpu().numpy()) for name in weights
                 )
                 return 0.0 if same else float("inf"), False
-            apart, needs_file = np.abs(outputs["outputs"].astype(np.float64) - expected), "needs_file" in outputs.files
-    if not np.isfinite(apart).all():
-        return float("inf"), needs_file
-    return float(apart.max() / max(1.0, np.abs(expected).max())), needs_file
+            apart = [
+                np.abs(one.astype(np.float64) - expected).max()
+                for one in map(outputs.__getitem__, found)  # of several, the logits are those that are equal
+                if one.shape == expected.shape
+            ]
+    largest = min(filter(np.isfinite, apart), default=np.inf)
+    return float(largest / max(1.0, np.abs(expected).max())), needs_file

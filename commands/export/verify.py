@@ -63,24 +63,24 @@ def _outputs(form, path, samples, model):
         import torch
 
         if form == "torch-export":
-            return {"outputs": torch.export.load(path).module()(torch.from_numpy(samples)).detach().numpy()}
+            return {"outputs/0": torch.export.load(path).module()(torch.from_numpy(samples)).detach().numpy()}
         state = _state(form, path)
         if model is None:
             return {name: tensor.numpy() for name, tensor in state.items()}
         network = _library_network(model)
         network.load_state_dict(state, strict=True)
         with torch.no_grad():
-            return {"outputs": network.eval()(torch.from_numpy(samples)).numpy()}
+            return {"outputs/0": network.eval()(torch.from_numpy(samples)).numpy()}
     if form == "onnx":
         import onnxruntime  # pyright: ignore[reportMissingImports] (an extra)
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        return {"outputs": session.run(None, {session.get_inputs()[0].name: samples})[0]}
+        return {"outputs/0": session.run(None, {session.get_inputs()[0].name: samples})[0]}
     import tensorflow as tf
 
     if form == "saved-model":
         loaded: Any = tf.saved_model.load(path)  # kept: without it, its variables are gone
-        return {"outputs": loaded.serve(tf.constant(samples)).numpy()}
+        return {"outputs/0": loaded.serve(tf.constant(samples)).numpy()}
     import keras
 
     try:
@@ -89,8 +89,15 @@ def _outputs(form, path, samples, model):
         if model is None:
             raise
         restored = keras.models.load_model(path, custom_objects=_classes(Path(model["file"])))
-        return {"outputs": np.asarray(restored(samples, training=False)), "needs_file": np.ones(1)}
-    return {"outputs": np.asarray(restored(samples, training=False))}
+        return {**_leaves(restored(samples, training=False)), "needs_file": np.ones(1)}
+    return _leaves(restored(samples, training=False))
+
+
+def _leaves(outputs):
+    """Return the arrays of what a model of Keras returns, each by names that begin with outputs/."""
+    import keras
+
+    return {f"outputs/{number}": np.asarray(one) for number, one in enumerate(keras.tree.flatten(outputs))}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from allstep.common.catalog.user_modules import run_file
 from allstep.common.data.datasets import Dataset
 from allstep.common.process import requirements
 from allstep.pytorch import loaded
+from allstep.tensorflow.loaded import write as write_of_keras
 
 DATA = ("--dataset", "image-folder", "--image-size", "32", "--decode-threads", "1", "--batch-size", "3")
 
@@ -257,6 +258,34 @@ def test_networks_of_which_a_default_of_pytorch_makes_no_graph(tmp_path):
         inputs = torch.randn(size, 2, 4)
         for outputs in (module(inputs), torch.from_numpy(session.run(None, {"input": inputs.numpy()})[0])):
             torch.testing.assert_close(outputs, network.model(inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_onnx_of_what_keras_computes_by_operators_that_it_lacks(tmp_path):
+    """Oracle: the network. Keras computes gelu by erfc."""
+    need_packages("onnx", "onnxruntime", "tf2onnx")
+    import onnxruntime
+
+    network = SimpleNamespace(model=keras.Sequential([keras.Input((4,)), Dense(3, "gelu")]))
+    dataset = SimpleNamespace(input_shape=(4,), input_type="float32")
+    write_of_keras("onnx", tmp_path / "out.onnx", cast(Any, network), cast(Any, dataset), scales=False)
+    inputs = np.linspace(-9, 9, 20, dtype=np.float32).reshape(5, 4)
+    [outputs] = onnxruntime.InferenceSession(tmp_path / "out.onnx").run(None, {"input": inputs})
+    assert_allclose(outputs, network.model(inputs), rtol=1e-5, atol=1e-6)
+    network.model.add(keras.layers.Discretization([0.5]))
+    with pytest.raises(UserError, match="ONNX has no counterpart of TensorFlow's Bucketize"):
+        write_of_keras("onnx", tmp_path / "out.onnx", cast(Any, network), cast(Any, dataset), scales=False)
+
+
+@pytest.mark.launch
+def test_a_file_of_keras_with_several_outputs(tmp_path):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, {"features": inputs, "logits": Dense(3)(inputs)})
+    model.save(tmp_path / "model.keras")
+    samples = np.ones((16, 4), np.float32)
+    expected = model(samples)["logits"].numpy()
+    for outputs, is_equal in ((expected, True), (expected + 1e-4, False)):
+        apart, _ = command._difference("keras", tmp_path / "model.keras", samples, outputs, None, model)
+        assert (apart < command.TOLERANCE) is is_equal
 
 
 class Closed(keras.Model):
