@@ -131,7 +131,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
             torch.export.save(exported, written)
             path.write_bytes(written.getbuffer())
             return
-        names = {"input_names": ["input"], "output_names": ["logits"]}
+        names: dict[str, Any] = {"input_names": ["input"], "output_names": ["logits"]}
         try:
             program = torch.onnx.export(exported, (), dynamo=True, opset_version=_OPSET, verbose=False, **names)
         except Exception as error:
