@@ -49,6 +49,8 @@ def output_dir_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "make room" if error.errno in NO_ROOM else "move it elsewhere, or name another --output-dir"
+        if not path.parent.exists():
+            advice = "its folder was removed or renamed: name it by --output-dir as it is now, then --resume latest"
         if any(any(folder.glob("checkpoints/step-*")) for folder in path.parents[:2]):
             advice = f"the checkpoints are unharmed: {advice}, then --resume latest"
         raise UserError(f"expected to write {path}, received the error: {error.strerror}; {advice}") from None

@@ -57,7 +57,7 @@ class JsonLines(Reporter):
 
 def _status(path: Path) -> os.stat_result | None:
     try:
-        return os.stat(path, follow_symlinks=False)
+        return os.stat(path)
     except OSError:
         return None
 

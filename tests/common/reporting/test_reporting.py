@@ -103,7 +103,7 @@ def test_a_resumed_run_tells_everything_once(killed_at, saved, tmp_path):
     assert not list(tmp_path.glob(".*.partial"))
 
 
-@pytest.mark.parametrize("change", ["unlink", "rename", "replace"])
+@pytest.mark.parametrize("change", ["unlink", "rename", "replace", "link"])
 def test_lines_after_metrics_were_removed_are_not_lost(change, tmp_path, capfd):
     path, aside = tmp_path / "metrics.jsonl", tmp_path / "old.jsonl"
     (tmp_path / LOCK).touch()
@@ -114,6 +114,9 @@ def test_lines_after_metrics_were_removed_are_not_lost(change, tmp_path, capfd):
         aside.rename(path)
     else:
         path.unlink() if change == "unlink" else path.rename(aside)
+        if change == "link":
+            (other := tmp_path / "other.jsonl").touch()
+            path.symlink_to(other)
     for step in (2, 3):
         reporter.event("step", step=step)
     reporter.close()
@@ -134,6 +137,15 @@ def test_metrics_of_another_run_in_the_same_folder_are_left_alone(tmp_path):
                 reporter.event("step", step=1)
             assert path.read_text() == ""
         reporter.close()
+
+
+def test_a_folder_that_is_renamed_while_it_is_written_to_is_said(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.parent.mkdir()
+    reporter = JsonLines(path)
+    path.parent.rename(tmp_path / "renamed")
+    with pytest.raises(UserError, match="its folder was removed or renamed: name it by --output-dir as it is now"):
+        reporter.event("step", step=1)
 
 
 def test_rewinding_to_a_finished_epoch_keeps_its_line(tmp_path):
