@@ -1,9 +1,10 @@
-"""Cores and memory that this process may use, and settings by which malloc keeps the large blocks of each step."""
+"""Cores and memory of this process, its host, and settings by which malloc keeps the large blocks of each step."""
 
 import contextlib
 import ctypes
 import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def host_name() -> str:
+    """Return this host's name as one word of a message, a line or a file name; the name itself may be any bytes."""
+    return re.sub(r"[^\w.:-]", "_", socket.gethostname()) or "unnamed"
 
 
 def available_memory() -> int:

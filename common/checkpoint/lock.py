@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import os
 import re
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.resources import host_name
 from allstep.common.files.disk import NO_LOCKS, regular
 
 LOCK = ".lock"
@@ -59,7 +59,7 @@ class OutputDirectory:
             )
         try:
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+            os.pwrite(self._descriptor, f"pid {os.getpid()} on host {host_name()}\n".encode(), 0)
         except OSError as error:  # a full disk
             self.close()
             raise _unwritable(self.path, error) from None
@@ -111,7 +111,7 @@ def replaced(path: Path) -> UserError:
 
 def _is_own(content: bytes) -> bool:
     """Return whether a lock file is empty, as after a full disk or a power cut, or names the process that held it."""
-    return not content.strip(b"\0") or re.fullmatch(rb"pid \d+ on host \S+\n", content) is not None
+    return not content.strip(b"\0") or re.fullmatch(rb"pid \d+ on host .*\n", content) is not None
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -14,7 +14,6 @@ import errno
 import hashlib
 import itertools
 import os
-import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.resources import available_memory
+from allstep.common.base.resources import available_memory, host_name
 
 # Errors of full disks, quotas and limits on files.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -47,7 +46,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
     Only one process per host may use it at a time.
     """
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.partial")
+    temporary = path.with_name(f".{path.name}.{host_name()}.partial")
     try:
         with open(temporary, "wb", opener=regular) as stream:
             yield stream

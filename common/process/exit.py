@@ -10,7 +10,6 @@ rank has reported, and exit at once.
 import contextlib
 import errno
 import os
-import socket
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from os import _exit  # while a user's code runs, os has another one
 
 from allstep.common.base.errors import Fault, UserError, print_line, quote, summary
+from allstep.common.base.resources import host_name
 from allstep.common.files.disk import NO_ROOM
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
 from allstep.common.process.output import ending_output, write_to_terminal
@@ -130,7 +130,7 @@ _CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer",
 
 def rank_name(placement: Placement) -> str:
     """Describe a rank and its host."""
-    return f"rank {placement.rank} of {placement.world_size} on {socket.gethostname()}"
+    return f"rank {placement.rank} of {placement.world_size} on {host_name()}"
 
 
 def seconds_to_turn(turn: int, *, first: float = _FIRST_TURN_SECONDS) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import RanksLost
+from allstep.common.base.resources import host_name
 from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import Placement
 from allstep.common.process import exit
@@ -50,7 +51,7 @@ def watching(
         sever: closes the connections of an elastic job, so that the training loop notices that ranks are lost.
     """
     world_size = placement.world_size if collectives else 1
-    monitor, relay, first_host = None, None, socket.gethostname()
+    monitor, relay, first_host = None, None, host_name()
     if placement.rank == 0 or world_size == 1:
         local_end, monitors_end = map(Channel, socket.socketpair())
         monitor = Monitor(world_size, monitors_end, progress_state, limits)
@@ -100,7 +101,7 @@ def _agree_on_address(collectives: Collectives, placement: Placement, monitor: M
         listener = socket.create_server((host if on_one_host else "", 0), backlog=placement.world_size)
         token = secrets.token_hex(16)
         monitor.listen(listener, token)
-        text = f"{socket.gethostname()} {','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
+        text = f"{host_name()} {','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
     address = np.zeros(_ADDRESS_BYTES, np.uint8)
     address[: len(text)] = np.frombuffer(text, np.uint8)
     monitor_at = collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
@@ -134,7 +135,7 @@ def _connect(placement: Placement, address: str, seconds: float) -> Channel:
             errors.append(f"{host}:{port} ({error})")
             continue
         channel = Channel(connection)
-        channel.send(rank=placement.rank, host=socket.gethostname(), token=token)
+        channel.send(rank=placement.rank, host=host_name(), token=token)
         return channel
     raise RanksLost(
         f"rank 0 cannot be reached at {', '.join(errors)}; the hosts of a job must reach each other at any port"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.common.base.errors import print_line
+from allstep.common.base.resources import host_name
 from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.parent_watchdog import end_cut_off_daemon
 from allstep.common.watch import stall_detection
@@ -75,7 +76,7 @@ class Monitor:
         self._is_broken = False  # in an elastic job: the ranks are about to be formed again
         self._entrance: Entrance | None = None
         self._selector = selectors.DefaultSelector()
-        self._admit(0, socket.gethostname(), own)
+        self._admit(0, host_name(), own)
 
     def listen(self, listener: socket.socket, token: str) -> None:
         """Accept the connections of other ranks, which must know `token`."""

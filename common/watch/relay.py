@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 
 from allstep.common.base.collectives import Collectives
+from allstep.common.base.resources import host_name
 from allstep.common.launch.placement import Placement
 from allstep.common.watch.channel import Channel, Entrance
 
@@ -26,7 +27,7 @@ def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.so
         socket.create_server(("127.0.0.1", 0), backlog=placement.local_size) if placement.local_rank == 0 else None
     )
     port = listener.getsockname()[1] if listener else 0
-    host = zlib.crc32(socket.gethostname().encode())
+    host = zlib.crc32(host_name().encode())
     hosts = collectives.all_gather(np.array([host, port], np.int64))
     ports = [int(port) for found, port in hosts if found == host and port]
     if host == hosts[0][0] or len(ports) != 1:  # rank 0's own host, or several hosts of the same name

@@ -21,7 +21,9 @@ import pytest
 from requirements import skip
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.resources import host_name
 from allstep.common.checkpoint import OutputDirectory, load
+from allstep.common.reporting.base import write_whole
 
 SCRIPT = str(Path(__file__).with_name("checkpoint_child.py"))
 CHILD = [sys.executable, SCRIPT]
@@ -138,6 +140,17 @@ def test_closed_directory_can_be_opened_again(tmp_path):
     output.close()
     with OutputDirectory(tmp_path, warn=refuse_warning):
         pass
+
+
+@pytest.mark.parametrize("name", ["my host", "a/b", "", "caf\udce9", "name\nof two lines"])
+def test_a_host_may_have_any_name(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    for _ in range(2):  # the second run knows the lock of the first
+        with OutputDirectory(tmp_path, warn=refuse_warning):
+            write_whole(tmp_path / "config.yaml", "seed: 0")
+            assert (tmp_path / ".lock").read_text().split() == ["pid", str(os.getpid()), "on", "host", host_name()]
+    (tmp_path / ".lock").write_text("pid 1 on host of an older version\n")
+    OutputDirectory(tmp_path, warn=refuse_warning).close()
 
 
 def test_unwritable_output_directory(tmp_path):
