@@ -61,7 +61,7 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
         if path.with_name(path.name.removeprefix(_REPLACED)).exists():
             discard(path, array_json.is_own_file)
     for _, old in _found(folder)[:-keep]:
-        if not foreign_entries(old, array_json.is_own_file):
+        if os.access(old, os.W_OK) and not foreign_entries(old, array_json.is_own_file):
             discard(old, array_json.is_own_file)
 
 

@@ -26,8 +26,11 @@ def is_own_file(name: str) -> bool:
 
 
 def remove(directory: Path) -> None:
-    """Delete a checkpoint so that a kill never leaves a partial one under its name; keep one that holds other files."""
-    if foreign_entries(directory, is_own_file):
+    """Delete a checkpoint so that a kill never leaves a partial one under its name.
+
+    Keep one that holds other files, or that its user protects from being written.
+    """
+    if foreign_entries(directory, is_own_file) or not os.access(directory, os.W_OK):
         return
     doomed = directory.with_name(TEMPORARY + directory.name)
     directory.rename(doomed)
@@ -96,11 +99,13 @@ def take_name(temporary: Path, directory: Path) -> None:
 def _discard_replaced(replaced: Path, directory: Path) -> None:
     """Remove the checkpoint whose name `directory` has taken; files that a user put into it keep their path.
 
-    One with a folder, a FIFO or a link in the place of a file is kept under another name.
+    One with a folder, a FIFO or a link in the place of a file is kept under another name, as is a protected one.
     """
     foreign = foreign_entries(replaced, is_own_file)
-    if any(map(is_own_file, foreign)):
-        replaced.rename(unused(directory.with_name(f"{directory.name}.damaged")))
+    is_protected = not os.access(replaced, os.W_OK)
+    if is_protected or any(map(is_own_file, foreign)):
+        kind = "protected" if is_protected else "damaged"
+        replaced.rename(unused(directory.with_name(f"{directory.name}.{kind}")))
         return
     for name in foreign:
         (replaced / name).rename(directory / name)

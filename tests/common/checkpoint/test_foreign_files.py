@@ -107,6 +107,24 @@ def test_a_lock_file_of_the_user_stays(tmp_path):
     assert lock.read_text().startswith(f"pid {os.getpid()} on host ")
 
 
+def test_a_protected_checkpoint_keeps_its_name_or_gets_another(tmp_path, monkeypatch):
+    """It expires (steps 3 to 6), and is then reached again; permission bits say nothing to root, so access is asked."""
+    directory = save(tmp_path, 2)
+    is_allowed, path = os.access, directory / "step-00000002"
+    protected = path.stat().st_ino
+    monkeypatch.setattr(os, "access", lambda at, mode: os.stat(at).st_ino != protected and is_allowed(at, mode))
+    before = contents(path)
+    save(tmp_path, 3, 4, 5, 6)
+    assert names(directory) == [f"step-{step:08}" for step in (2, 4, 5, 6)] and contents(path) == before
+    save(tmp_path, 2)
+    assert names(directory) == ["step-00000002", "step-00000002.protected-1", "step-00000005", "step-00000006"]
+    assert contents(directory / "step-00000002.protected-1") == before
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path / "loop", step, {"a": 1}, keep=1)
+        protected = (tmp_path / "loop" / "step-00000001").stat().st_ino
+    assert names(tmp_path / "loop") == ["step-00000001", "step-00000003"]
+
+
 def test_a_loop_leaves_files_of_the_user(tmp_path):
     for step in (1, 2):
         checkpoint.save(tmp_path, step, {"a": 1})
