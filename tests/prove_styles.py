@@ -237,4 +237,17 @@ STYLES = (
     Fault("every-rank-writes", "ddp_federated", "    if rank == 0:\n        print", "    if True:\n        print"),
     Fault("validation-of-one-rank", "ddp_federated", "for other in range(size)])", "for other in range(1)])"),
     Fault("same-samples", "ddp_dtensor", "DistributedSampler(data)", "DistributedSampler(data, 1, 0)"),
+    Fault("gradients-not-averaged", "ddp_experts", "    dist.all_reduce(weight.grad)", "    pass"),
+    Fault(
+        "gradients-summed", "ddp_experts", "for weight in model.parameters():\n            weight.grad /= size", "pass"
+    ),
+    Fault("weights-differ", "ddp_experts", ' if "expert" not in name]', "]"),
+    Fault("gradients-not-averaged", "ddp_sequences", "dist.all_reduce(weight.grad)", "pass"),
+    Fault(
+        "same-samples",
+        "ddp_sequences",
+        "tokens.chunk(size, 1)[rank]",
+        "torch.where(torch.rand(tokens.shape) < 0.1 * rank, 0, tokens)",
+    ),
+    Fault("learning-rate-not-scaled", "horovod_lstm", "text[: 8 * 321].view(8, -1)", "text.view(8 * size, -1)"),
 )

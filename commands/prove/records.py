@@ -190,6 +190,8 @@ class Forward(Record):
     """Whether an installed library calls the model, such as a trainer."""
     collectives: tuple[str, ...] = ()
     """Kinds of collectives in the call, such as one that gathers features of other ranks."""
+    num_bytes: int = 0
+    """Bytes of these samples, of which there may be other numbers than of rows, such as of sequences by time."""
     weights: str = ""
     """Digest of the model's weights in its first call after a step, if that computes no gradients; else empty."""
 

@@ -122,7 +122,10 @@ def _values(runs: Runs) -> Iterator[str]:
     if any(has_shards(run, number) for number in range(1, run.num_optimizers + 1)):
         yield "weights, gradients and states of optimizers to which the script gives shards"
     if run.shares_work:
-        yield "samples, for ranks share the work on the same ones (tensor parallelism, or stages of a pipeline)"
+        yield (
+            "samples and the scale of learning rates, for ranks share the work on the same samples (tensor "
+            "parallelism, or stages of a pipeline)"
+        )
     if any(not step.weights and not step.sharded for step in rank.steps()[1:]):
         yield "weights in some steps"
     yield f"learning rates and weights after step {len(rank.steps())}"

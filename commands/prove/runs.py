@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from allstep.commands.prove.records import (
     Resumed,
     Started,
     Step,
+    Unseen,
     Waiting,
     World,
     Wrapped,
@@ -199,6 +200,32 @@ class Run:
         return replace(self, num_ranks=len(own), ranks=own) if own and others and first[0] not in others else self
 
     @property
+    def without_experts(self) -> Run:
+        """The run without weights of which each rank has its own, as of the experts of a model (expert parallelism).
+
+        Calls of the model exchange activations, and gradients of other weights are averaged.
+        """
+        calls = [[one for one in rank.forwards(training=True) if one.step == 1] for rank in self.ranks]
+        kinds = ["".join(one.collectives).replace("_", "") for own in calls for one in own]
+        if self.num_ranks == 1 or not kinds or not all("alltoall" in one or "gather" in one for one in kinds):
+            return self
+        if self.shares_work and set.intersection(*({row for one in own for row in one.rows} for own in calls)):
+            return self
+        differ, computed, experts = set[str](), set[str](), set[str]()
+        for optimizer in range(1, self.num_optimizers + 1):
+            first = next(self.steps(optimizer), ())
+            differ |= _apart([step.weights for step in first])
+            computed |= _apart([{one.name: one.local for one in step.gradients} for step in first])
+            experts |= _apart([{one.name: one.applied for one in step.gradients} for step in first])
+        if computed <= experts:  # other gradients are not averaged either
+            experts &= differ
+        if not experts or not (experts & differ or "alltoall" in kinds[0]):
+            return self
+        unseen = Unseen("weights of experts, of which each rank has its own", "calls of the model exchange activations")
+        ranks = (Rank((unseen, *(_without(one, experts) for one in rank.records))) for rank in self.ranks)
+        return replace(self, ranks=tuple(ranks))
+
+    @property
     def joins(self) -> bool:
         """Whether ranks wait, after their last batches, for ranks that have more, which take more steps."""
         return any(_is_join(one) for rank in self.ranks for one in rank.records)
@@ -290,6 +317,23 @@ class Run:
         return (steps for one in zip(*rounds, strict=False) for steps in zip(*one, strict=False))
 
 
+def _apart(values: Sequence[Mapping[str, object]]) -> set[str]:
+    """Return the names for which ranks have other values."""
+    return {name for own in values[:1] for name in own if len({other.get(name) for other in values}) > 1}
+
+
+def _without(record: Record, names: set[str]) -> Record:
+    """Return a record without some weights, and their gradients and slots."""
+    if isinstance(record, Forward):
+        return replace(record, weights="")
+    if not isinstance(record, Step):
+        return record
+    weights = {name: one for name, one in record.weights.items() if name not in names}
+    state = {name: one for name, one in record.state.items() if name.rpartition(".")[0] not in names}
+    gradients = tuple(one for one in record.gradients if one.name not in names)
+    return replace(record, weights=weights, state=state, gradients=gradients)
+
+
 def _is_join(record: Record) -> bool:
     return getattr(record, "kind", getattr(record, "what", "")) in (JOIN, HOROVOD_JOIN)
 
@@ -306,7 +350,7 @@ class Runs:
 
     def __post_init__(self) -> None:
         """Leave out other groups of ranks, and optimizers that not all ranks have, such as one of rank 0 alone."""
-        object.__setattr__(self, "together", self.together.first_group)
+        object.__setattr__(self, "together", self.together.first_group.without_experts)
         ranks = [rank.optimizers for rank in self.together.ranks if rank.optimizers]
         common = [key for key in ranks[0] if all(key in one for one in ranks)] if ranks else []
         for name in ("alone", "together") if common and len({len(one) for one in ranks}) > 1 else ():

@@ -216,14 +216,23 @@ def _undivided(runs: Runs) -> Finding | None:
 
 
 def global_batches(runs: Runs) -> tuple[int, int]:
-    """Return the samples in the first step of one rank, and of several, except in lines of some of these only."""
+    """Return the samples in the first step of one rank, and of several, except in lines of some of these only.
+
+    They are not known where ranks share the work on the same samples.
+    """
+    if runs.together.shares_work:
+        return 0, 0
     lines = {one.line for rank in runs.together.ranks for one in rank.forwards(training=True)} - {
         *_sites(runs.together)
     }
-    alone, together = [
-        sum(len(rows) for rank in run.ranks for rows in batches(_first_calls(rank, lines)).values())
+    calls = [
+        [one for rank in run.ranks for one in _first_calls(rank, lines)]
         for run in (runs.alone or runs.together, runs.together)
     ]
+    alone, together = (sum(len(one.rows) for one in own) for own in calls)
+    bytes_alone, bytes_together = (sum(one.num_bytes for one in own) for own in calls)
+    if bytes_alone and bytes_together and not 2 / 3 < (growth := bytes_together / bytes_alone) * alone / together < 1.5:
+        together = round(alone * growth)  # where rows are not samples, such as of sequences by time
     return alone, together
 
 

@@ -117,8 +117,8 @@ def _fill_last_batches(run: Run, first: Sequence[Loop], indices: Sequence[Sequen
 def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:
     """Find ranks that load the same samples, and change them by random numbers of their own, such as noise.
 
-    No such fault are ranks with data of their own, and those that take a share out of every batch: on one rank, each
-    loaded sample then gives more of the model's.
+    No such fault are ranks with data of their own, and those that take a share out of every batch, or of every
+    sequence: on one rank, each loaded sample then gives more to the model.
     """
     samplers = [loop.sampler for loop in first]
     if not runs.alone or not all(one and (one.reads_all or one.num_replicas) for one in samplers):
@@ -143,11 +143,12 @@ def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:
 
 
 def _used(rank: Rank, loop: Loop) -> float:
-    """Return how many samples a model has got in a loop for each sample that was loaded, up to the last call."""
+    """Return how many bytes a model has got in a loop for each sample that was loaded, up to the last call."""
     calls = [index for index in rank.training_calls if vars(rank.records[index])["loop"] == loop.number]
     before = rank.records[: max(calls, default=0)]
     num_loaded = sum(len(one.rows) for one in before if isinstance(one, Yielded) and one.loop == loop.number)
-    return len(rank.rows(loop)) / num_loaded if num_loaded else 0.0
+    calls = (one for one in rank.forwards(training=True) if one.loop == loop.number)
+    return sum(one.num_bytes or len(one.rows) for one in calls) / num_loaded if num_loaded else 0.0
 
 
 def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:

@@ -29,7 +29,7 @@ class Models:
         self._observer = observer
         self._thread = threading.local()  # each replica is traced in its own thread
         self._hooked: set[tuple[type, str]] = set()
-        self._rows = observer.quiet("inputs of models without digests", Samples(_as_rows).rows, ())
+        self._rows = observer.quiet("inputs of models without digests", Samples(_as_rows).sized, ((), 0))
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[int]:
@@ -96,17 +96,19 @@ class Models:
         def write(num_inputs: Any, num_states: Any, *arrays: Any) -> None:
             inputs, others = list(arrays[:num_inputs]), arrays[num_inputs:]
             states, statistics = others[:num_states], others[num_states:]
+            rows, num_bytes = self._rows(inputs, (line, id(model), replica, is_training))
             forward = Forward(
                 step=observer.progress.num_steps_of(replica) + 1,
                 loop=observer.progress.loop,
                 is_training=is_training,
-                rows=self._rows(inputs, (line, id(model), replica, is_training)),
+                rows=rows,
                 random_state="".join(map(digest, states)) or None,
                 buffers={name: digest(one) for name, one in zip(buffers, statistics, strict=True)},
                 bypasses=None,
                 line=line,
                 callers=callers,
                 evaluates=evaluates,
+                num_bytes=num_bytes,
             )
             observer.write(forward, replica)
 

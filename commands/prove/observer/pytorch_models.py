@@ -31,7 +31,7 @@ class Models:
         self._num_calls: dict[int, int] = {}  # by model
         self._last_looks: dict[int, int] = {}  # steps, by model
         self._weights = observer.quiet("weights of models that are called without gradients", self._digest_of, "")
-        self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).rows, ())
+        self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).sized, ((), 0))
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Return the name of a parameter in the models that have been called."""
@@ -73,7 +73,7 @@ class Models:
             self._called.append(module)
         line, by_library, before = observer.line(), observer.is_by_library(), _random_state()
         earlier, step = observer.collectives.copy(), observer.progress.num_steps + 1
-        rows = self._rows((args, kwargs), (line, id(module)))
+        rows, num_bytes = self._rows((args, kwargs), (line, id(module)))
         if not rows:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
         with observer.waiting("the model", computes=True):
@@ -95,6 +95,7 @@ class Models:
                 in_eval=not module.training,
                 by_library=by_library,
                 collectives=tuple(observer.collectives - earlier),
+                num_bytes=num_bytes,
                 weights="" if is_training and _is_trained(module) else self._weights(module, step),
             )
         )

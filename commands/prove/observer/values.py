@@ -94,19 +94,24 @@ class Samples:
 
     def rows(self, inputs: Any, site: Hashable = None) -> tuple[str, ...]:
         """Return a digest of each sample in the inputs of a call at a site; empty if none can be told from others."""
+        return self.sized(inputs, site)[0]
+
+    def sized(self, inputs: Any, site: Hashable = None) -> tuple[tuple[str, ...], int]:
+        """Return these digests, and how many bytes the samples have."""
         parts = list(self._parts(inputs, 0))
         kept = [part for index, part in enumerate(parts) if not self._is_constant((site, index), part)]
         groups: dict[int, list[_Part]] = defaultdict(list)
         for part in kept or [part for part in parts if not part.is_alike]:
             groups[len(part.rows)].append(part)
         if not groups:
-            return ()
+            return (), 0
         group = max(groups.values(), key=lambda parts: sum(part.num_bytes for part in parts))
         rows = (
             group[0].rows if len(group) == 1 else tuple(map(_joined, zip(*(part.rows for part in group), strict=True)))
         )
         # Rows such as the kinds of atoms have few values, and do not tell samples apart.
-        return rows if 2 * len({*rows}) > len(rows) else (_joined(rows),)
+        num_bytes = sum(part.num_bytes for part in group)
+        return (rows if 2 * len({*rows}) > len(rows) else (_joined(rows),)), num_bytes
 
     def _is_constant(self, key: tuple[Hashable, int], part: _Part) -> bool:
         last = self._last.get(key)
@@ -117,8 +122,7 @@ class Samples:
         rows = self._as_rows(value)
         if rows is not None:
             if len(rows):
-                rows = rows[:: -(-len(rows) // _MAX_ROWS)]
-                yield _Part(rows.nbytes, row_digests(rows))
+                yield _Part(rows.nbytes, row_digests(rows[:: -(-len(rows) // _MAX_ROWS)]))
         elif (isinstance(value, list) or (isinstance(value, tuple) and depth > 1)) and _are_samples(value):
             items = [list(self._parts(item, depth + 1)) for item in value]
             rows = tuple(_joined(row for part in parts for row in part.rows) for parts in items)
