@@ -221,6 +221,7 @@ class Run:
             experts &= differ
         if not experts or not (experts & differ or "alltoall" in kinds[0]):
             return self
+        experts |= differ - computed  # whose gradients tell nothing
         unseen = Unseen("weights of experts, of which each rank has its own", "calls of the model exchange activations")
         ranks = (Rank((unseen, *(_without(one, experts) for one in rank.records))) for rank in self.ranks)
         return replace(self, ranks=tuple(ranks))

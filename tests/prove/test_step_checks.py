@@ -210,6 +210,7 @@ def test_gradients_that_are_changed_before_the_average(change, is_found):
         ({"wrapper": "train.py:3", "bypass": "no_sync"}, "no_sync"),
         ({"wrapper": "train.py:3", "bypass": "inner"}, "itself, not the model inside"),
         ({"wrapper": "train.py:3", "num_unwrapped": 1}, "all weights"),
+        ({"wrapper": "train.py:3"}, "communication hook"),
     ],
 )
 def test_advice_for_gradients_that_are_not_averaged(step, expected):

@@ -177,6 +177,8 @@ def _averaging(rank: Rank, step: Step) -> str:
             return f"call the {kind} ({step.wrapper}) itself, not the model inside of it ({line})"
         if kind.startswith("hvd.") and not step.is_wrapped:  # whose averages nothing waits for
             return f"step the optimizer that {kind} has returned ({step.wrapper}), not the one given to it"
+    if step.wrapper and not step.num_unwrapped and kind == "DistributedDataParallel":
+        return f"average in the communication hook of {kind} ({step.wrapper}), and do not replace gradients after that"
     if step.wrapper:
         return f"give {kind} ({step.wrapper}) all weights that the optimizer trains"
     own = f" for the weights of the optimizer that steps in {step.line}" if kinds else ""

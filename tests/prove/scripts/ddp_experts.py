@@ -40,7 +40,8 @@ loader = DataLoader(data, 16 // size, sampler=sampler)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(12, 16), Experts(), nn.Linear(16, 4))
 torch.manual_seed(rank)
-nn.init.xavier_uniform_(model[1].expert[1].weight)
+for layer in (model[1].expert[1], model[1].expert[3]):
+    layer.reset_parameters()
 shared = [weight for name, weight in model.named_parameters() if "expert" not in name]
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
