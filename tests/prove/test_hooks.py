@@ -206,6 +206,14 @@ def test_a_call_that_steps_by_itself_trains(steps, records):
     assert [(one.is_training, one.step) for one in records if isinstance(one, Forward)] == [(steps, 1)]
 
 
+def test_a_look_at_a_batch_is_no_loop_of_training(observer):
+    pytorch_data.install(observer)
+    next(iter(DataLoader(DATA)))
+    for _ in DataLoader(DATA):
+        observer.progress.note_backward()
+    assert observer.progress.first_training_loop == 2
+
+
 @pytest.mark.usefixtures("records")
 def test_a_model_that_is_traced_for_an_export():
     """The graph must not have operations of the observer, which fail in it. Oracle: the model's own outputs."""

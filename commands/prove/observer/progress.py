@@ -26,6 +26,7 @@ class Progress:
         self._training: list[int] = []  # loops with backward passes, in order
         self._steps_of_loop: dict[int, Counter[int]] = defaultdict(Counter)  # by loop and optimizer
         self._accumulating: set[int] = set()
+        self._abandoned: set[int] = set()
 
     @property
     def loop(self) -> int:
@@ -37,7 +38,12 @@ class Progress:
         if loop in self._open:
             del self._open[self._open.index(loop) + 1 :]
         else:
+            self._open = [one for one in self._open if one in self._training or one not in self._abandoned]
             self._open.append(loop)
+
+    def abandon(self, loop: int) -> None:
+        """Note that a loop's iterator is gone: if none trains in it, it was a mere look, as by `next(iter(loader))`."""
+        self._abandoned.add(loop)
 
     def leave(self, loop: int) -> None:
         """Note that a loop's loader has ended."""

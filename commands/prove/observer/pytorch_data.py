@@ -6,6 +6,7 @@ The classes of its iterators are private (as of torch 2.14).
 import functools
 import random
 import sys
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace as replace_field
 from types import FrameType
@@ -58,6 +59,7 @@ class Loaders:
             self._data_of_loop[loop.number] = loader.dataset
         iterator = yield
         vars(iterator).update({_LOOP: loop.number, _NUM_BATCHES: 0})
+        weakref.finalize(iterator, self._observer.progress.abandon, loop.number).atexit = False
 
     def is_over(self, iterator: Any, frame: FrameType | None) -> bool:
         """Return whether a loop is to be cut, and record it."""
