@@ -217,9 +217,10 @@ class Run:
             differ |= _apart([step.weights for step in first])
             computed |= _apart([{one.name: one.local for one in step.gradients} for step in first])
             experts |= _apart([{one.name: one.applied for one in step.gradients} for step in first])
-        if computed <= experts:  # other gradients are not averaged either
-            experts &= differ
-        if not experts or not (experts & differ or "alltoall" in kinds[0]):
+        if own := experts & differ:  # other weights of an expert, such as biases, may begin alike
+            beginnings = tuple(f"{name.rsplit('.', 2)[0]}." for name in own)
+            experts = own | {name for name in experts if name.startswith(beginnings)}
+        elif "alltoall" not in kinds[0] or computed <= experts:  # other gradients are not averaged either
             return self
         experts |= differ - computed  # whose gradients tell nothing
         unseen = Unseen("weights of experts, of which each rank has its own", "calls of the model exchange activations")

@@ -89,6 +89,11 @@ def test_loaders_that_draw_alike_for_models_whose_calls_show_no_samples():
     assert "draw the same samples" in text
 
 
+def test_a_loader_that_goes_on_from_epoch_to_epoch():
+    endless = _loaded(run(), order=8, num_samples=16, num_batches=2, sampler=_SHARES)
+    assert findings(Runs(_loaded(run(size=1, rate=0.1)), endless)) == []
+
+
 def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loop: object) -> Run:
     """Return the run with ranks that read by loaders of torch; `order` is the distance of their indices."""
     ranks = []

@@ -57,8 +57,11 @@ def mend(rank: Rank) -> str:
 def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     """Judge loaders of PyTorch, whose samplers show what they draw in an epoch."""
     ranks_of_run = runs.together.ranks
-    indices = [rank.indices(loop) for rank, loop in zip(ranks_of_run, first, strict=True)]
     samplers = [loop.sampler for loop in first if loop.sampler]
+    # A loader may go on from epoch to epoch.
+    num_shares = [getattr(loop.sampler, "num_replicas", 0) or 1 for loop in first]
+    ends = [one.num_samples and -(-one.num_samples // num) for one, num in zip(first, num_shares, strict=True)]
+    indices = [rank.indices(loop)[:end] for rank, loop, end in zip(ranks_of_run, first, ends, strict=True)]
     if finding := _by_contents(runs, first):
         return finding
     if indices[0] == indices[1]:
