@@ -237,6 +237,12 @@ STYLES = (
     Fault("every-rank-writes", "ddp_federated", "    if rank == 0:\n        print", "    if True:\n        print"),
     Fault("validation-of-one-rank", "ddp_federated", "for other in range(size)])", "for other in range(1)])"),
     Fault("same-samples", "ddp_dtensor", "DistributedSampler(data)", "DistributedSampler(data, 1, 0)"),
+    Fault(
+        "",
+        "horovod_tape",
+        "hvd.DistributedGradientTape(tape)",
+        "hvd.PartialDistributedGradientTape(tape, local_layers=[model.layers[-1]])",
+    ),
     Fault("gradients-not-averaged", "ddp_experts", "    dist.all_reduce(weight.grad)", "    pass"),
     Fault(
         "gradients-summed", "ddp_experts", "for weight in model.parameters():\n            weight.grad /= size", "pass"

@@ -12,8 +12,9 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from allstep.commands.prove.observer.guarding import Observation
+from allstep.commands.prove.observer.keras_values import native
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
-from allstep.commands.prove.observer.tf_distribute import sent
+from allstep.commands.prove.observer.tf_distribute import local, sent
 from allstep.commands.prove.records import JOIN, Collective, World, Wrapped
 
 _COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "broadcast_", JOIN)
@@ -54,6 +55,8 @@ def install(observer: Observer) -> None:
         make = observer.around("Horovod's collectives", observe_collective(name))
         replace_everywhere("horovod", mpi_ops, name, make)
     replace(hvd, "DistributedGradientTape", observer.around("Horovod's tapes", observe_tape))
+    make = observer.around("local variables", _observe_local(observer))
+    replace(hvd._DistributedGradientTape, "register_local_source", make)
 
 
 def install_optimizer(observer: Observer, optimizers: Any) -> None:
@@ -65,6 +68,17 @@ def install_optimizer(observer: Observer, optimizers: Any) -> None:
 
     make = observer.around("Horovod's optimizers", observe)
     replace_everywhere("allstep", optimizers, "DistributedOptimizer", make)
+    make = observer.around("local variables", _observe_local(observer))
+    replace(optimizers.Distributed, "register_local_var", make)
+
+
+def _observe_local(observer: Observer) -> Observation:
+    def observe(_owner: Any, variable: Any) -> Generator[None, Any, None]:
+        yield
+        local.add(id(native(variable)))
+        observer.note_unseen("local variables of Horovod", "each rank trains its own")
+
+    return observe
 
 
 def _note_ranks(observer: Observer, kind: str, process_set: hvd.ProcessSet) -> None:

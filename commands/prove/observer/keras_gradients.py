@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from allstep.commands.prove.observer.keras_values import call_with, native, some_values
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
-from allstep.commands.prove.observer.tf_distribute import current_replica, sent
+from allstep.commands.prove.observer.tf_distribute import current_replica, local, sent
 from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import Gradient, Sent, Step
 
@@ -34,21 +34,21 @@ class Gradients:
         """Keep the gradients of a tape until an optimizer applies them."""
         sent.clear()
         pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(gradients), strict=False)
-        local = {id(native(variable)): gradient for variable, gradient in pairs if gradient is not None}
-        self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), local
-        self._adds_up = not self._pending.isdisjoint(local)
-        self._pending |= local.keys()
+        made = {id(native(one)): gradient for one, gradient in pairs if gradient is not None and not _is_local(one)}
+        self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), made
+        self._adds_up = not self._pending.isdisjoint(made)
+        self._pending |= made.keys()
 
     def observe(self, optimizer: keras.Optimizer, grads_and_vars: Any) -> None:
         """Make the step that is being traced or run record the gradients that it applies."""
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        pairs = [(one, variable) for one, variable in grads_and_vars if one is not None and not _is_local(variable)]
         variables = [variable for _, variable in pairs]
         names = [f"{variable.name.partition(':')[0]} {index}" for index, variable in enumerate(variables)]
         replica = current_replica()
         loss, made = self._made.get(replica, (None, {}))
         loss = loss if _is_usable(loss) else None
-        local = [made.get(id(native(variable))) for variable in variables]
-        has_local = all(one is not None and _is_usable(one) for one in local)
+        computed = [made.get(id(native(variable))) for variable in variables]
+        has_local = all(one is not None and _is_usable(one) for one in computed)
         self._note_sent(made)
         self._pending -= {id(native(variable)) for variable in variables}
         tensors = [
@@ -56,7 +56,7 @@ class Gradients:
             tf.convert_to_tensor(optimizer.learning_rate),
             *(some_values(gradient) for gradient, _ in pairs),
             *(some_values(variable) for variable in variables),
-            *(some_values(one) for one in (local if has_local else ())),
+            *(some_values(one) for one in (computed if has_local else ())),
         ]
         order, line, kind = id(optimizer), self._observer.line_of_main(), type(optimizer).__name__
         counts = self._num_steps[replica]
@@ -93,9 +93,9 @@ class Gradients:
 
     def _note_sent(self, made: dict[int, Any]) -> None:
         """Make the step record the gradients that Horovod was given, if the script had changed any of a tape's."""
-        local = [one for one in made.values() if tf.is_tensor(one) and _is_usable(one)]
-        changed = [pair for pair in zip(local, sent, strict=False) if pair[0] is not pair[1]]
-        is_known = [one.shape for one in local] == [one.shape for one in sent] and all(map(_is_usable, sent))
+        usable = [one for one in made.values() if tf.is_tensor(one) and _is_usable(one)]
+        changed = [pair for pair in zip(usable, sent, strict=False) if pair[0] is not pair[1]]
+        is_known = [one.shape for one in usable] == [one.shape for one in sent] and all(map(_is_usable, sent))
         sent.clear()
         if not changed or not is_known or self._adds_up:
             return
@@ -107,6 +107,10 @@ class Gradients:
 
         values = [some_values(one) for pair in changed for one in pair]
         call_with(self._observer.quiet("changes of gradients before they are averaged", write), values)
+
+
+def _is_local(variable: Any) -> bool:
+    return id(native(variable)) in local
 
 
 def _is_usable(tensor: Any) -> bool:

@@ -16,6 +16,8 @@ from allstep.commands.prove.records import World
 
 sent: list[tf.Tensor] = []
 """Tensors that were given to Horovod to be reduced since a tape has computed gradients."""
+local: set[int] = set()
+"""Identities of variables that Horovod is told not to reduce, since each rank trains its own."""
 
 
 def install(observer: Observer) -> None:
