@@ -261,6 +261,10 @@ def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, exp
 
     alone, together = with_loads(run(size=1, rate=0.1), 4, (0,)), with_loads(run(), num_loaded, begins)
     assert [finding.name for finding in findings(Runs(alone, together))] == expected
+    sampler = Sampler("RepeatAugSampler", True)  # which may mean it
+    together = with_loads(run(), num_loaded, begins)
+    assert findings(Runs(alone, together)) == []
+    assert len(perhaps(Runs(alone, together), [])) == len(expected)
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,13 @@ def _fill_last_batches(run: Run, first: Sequence[Loop], indices: Sequence[Sequen
     return drawn.total() - num_samples < global_batch_size
 
 
-def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:
+def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     """Find ranks that load the same samples, and change them by random numbers of their own, such as noise.
 
     No such fault are ranks with data of their own, and those that take a share out of every batch, or of every
     sequence: on one rank, each loaded sample then gives more to the model.
     """
-    samplers = [loop.sampler for loop in first]
-    if not runs.alone or not all(one and (one.reads_all or one.num_replicas) for one in samplers):
+    if not runs.alone:
         return None
     together = runs.together.ranks
     loaded = [
@@ -136,10 +135,13 @@ def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | None:
     shares = [_used(runs.alone.ranks[0], alone), *map(_used, together, first)]
     if not is_same or not shares[0] or max(shares) > 1.05 * min(shares):
         return None
+    evidence = f"the loaders of {ranks((0, 1))} draw the same indices, such as {listed(together[0].indices(first[0]))}"
+    if not all(one.sampler and (one.sampler.reads_all or one.sampler.num_replicas) for one in first):
+        return f"{evidence} ({first[0].line}); right where that is meant, else: {mend(together[0])}"
     return Finding(
         "same-samples",
         "ranks train on the same samples, which each rank changes by random numbers of its own",
-        f"the loaders of {ranks((0, 1))} draw the same indices, such as {listed(together[0].indices(first[0]))}",
+        evidence,
         mend(together[0]),
         first[0].line,
     )
