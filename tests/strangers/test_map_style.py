@@ -126,6 +126,56 @@ def test_tables_of_hugging_face_know_their_classes(part, capfd):
     assert "are read once" not in capfd.readouterr().err
 
 
+RARE = ["cat"] * SIZE
+RARE[3], RARE[17] = "ant", "dog"
+NAMED = {
+    "names": Samples(lambda index: (X[index], RARE[index])),
+    "bytes": Samples(lambda index: {"x": X[index], "y": RARE[index].encode()}),
+    "named classes": Samples(lambda index: (X[index], RARE[index]), classes=["dog", "cat", "ant"]),
+    "classes of other names": Samples(lambda index: (X[index], RARE[index]), classes=["Dog", "Cat", "Ant"]),
+    "names at hand": Samples(lambda index: (X[index], RARE[index]), targets=RARE),
+    "a table": HuggingFace(lambda index: {"x": X[index], "y": RARE[index]}, features={"y": None}),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_names_that_few_samples_have(kind):
+    samples = NAMED[kind]
+    dataset = as_dataset(samples, samples, DataConfig(), where="the samples")
+    expected = ("dog", "cat", "ant") if kind == "named classes" else ("ant", "cat", "dog")
+    assert (dataset.num_classes, dataset.class_names) == (3, expected)
+    assert [expected[label] for label in read(dataset)[1]] == RARE
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        *({"classes": np.array(["a", "b", "c"])}, {"classes": 3}, {"classes": lambda: 3}, {"num_classes": "3"}),
+        *({"num_classes": torch.tensor(3)}, {"num_classes": lambda: 3}, {"targets": [[1], [2, 3]] * 12}),
+    ],
+    ids=lambda attributes: next(iter(attributes)),
+)
+def test_what_a_data_set_says_of_its_classes_has_many_forms(attributes):
+    dataset = opened(Samples(lambda index: (X[index], int(Y[index])), **attributes))
+    assert dataset.num_classes == 3 and type(dataset.num_classes) is int
+    np.testing.assert_array_equal(read(dataset)[1], Y)
+
+
+def test_several_fields_are_numbers_whatever_their_types():
+    samples = Samples(lambda index: {"age": index, "ok": bool(Y[index]), "more": X[index], "y": int(Y[index])})
+    dataset = as_dataset(samples, samples, DataConfig(input_fields=("age", "ok", "more")), where="the samples")
+    expected = np.column_stack([np.arange(SIZE), Y > 0, X]).astype(np.float32)
+    np.testing.assert_array_equal(read(dataset)[0], expected, strict=True)
+
+
+def test_parts_with_other_classes_are_refused():
+    train, validation = (
+        Samples(lambda index: (X[index], index % 2), classes=names) for names in (["a", "b", "c"], ["a", "c"])
+    )
+    with pytest.raises(UserError, match="the same class names in both parts of .*, received a, b, c to train and a, c"):
+        as_dataset(train, validation, DataConfig(), where="the samples")
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (2,)])
 def test_numbers_are_targets_of_any_shape(shape):
     dataset = opened(Samples(lambda index: (X[index], X[index].sum().expand(shape) + 0.5)))
@@ -277,6 +327,15 @@ REFUSED = {
     ),
     "columns": (Columns(None), "expected __getitems__ of the samples to return a list of samples, received dict"),
     "several inputs": (Samples(lambda index: ((X[index], X[index]), 0)), "expected one input of numbers .* tuple"),
+    "a field that is not there": (
+        Samples(lambda index: {"x": X[index], **({"y": 0} if index != 9 else {})}),
+        "expected the fields of sample 9 for the samples, received KeyError: 'y'",
+    ),
+    "a number among names": (Samples(lambda index: (X[index], "a" if index < 9 else 0)), "as in the first, received 0"),
+    "a label that targets lack": (
+        Samples(lambda index: (X[index], 7 if index == 5 else int(Y[index])), targets=Y.tolist()),
+        "expected labels from 0 to 2 in the samples, received 7 in sample 5",
+    ),
     "a mapping inside": (Samples(lambda index: ({"a": X[index]}, 0)), "expected one input of numbers .* received dict"),
     "a name among numbers": (Samples(lambda index: (X[index], 0 if index < 9 else "b")), "as in the first, received b"),
     "boxes": (

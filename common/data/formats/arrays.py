@@ -4,6 +4,8 @@ Images have channels last in allstep, NumPy and Keras, channels first in PyTorch
 the source decides, once; a shape that looks like the other layout is refused.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,18 @@ def targets_of(values: Any, where: str, indices: np.ndarray | None = None) -> np
     if array.ndim > 1:  # (samples, 1) and the like
         array = array.reshape(len(array), *(length for length in array.shape[1:] if length != 1))
     return array if array.dtype.kind == "U" else array.astype(np.int64, copy=False)
+
+
+def joined(fields: Sequence[Any], where: str) -> np.ndarray:
+    """Return fields (samples, ...) as float32 (samples, numbers). Raises UserError if one is no numbers."""
+    try:
+        arrays = [np.asarray(field, np.float32) for field in fields]
+        return np.concatenate([array.reshape(len(array), math.prod(array.shape[1:])) for array in arrays], 1)
+    except ValueError as error:
+        raise UserError(
+            f"expected numbers in each of several --input-fields of {where}, received something else: "
+            f"{summary(error)}; name one, or others"
+        ) from error
 
 
 def _array(values: Any, where: str, *, text: bool = False) -> np.ndarray:

@@ -36,7 +36,9 @@ class Meaning:
     """Names of the classes, if the targets are names."""
 
 
-def meaning_of(targets: Sequence[np.ndarray], *, task: str, tokens: bool, where: str) -> Meaning:
+def meaning_of(
+    targets: Sequence[np.ndarray], *, task: str, tokens: bool, where: str, known: tuple[str, ...] = ()
+) -> Meaning:
     """Return the meaning of a data set's targets.
 
     Raises UserError if the targets fit no task, or not the one that is asked for.
@@ -46,16 +48,17 @@ def meaning_of(targets: Sequence[np.ndarray], *, task: str, tokens: bool, where:
             the parts do not have all.
         task: `DataConfig.task`.
         tokens: whether the inputs are tokens, as many as there are targets in a sample.
+        known: names of the classes in the order that the data set gives them, if it does.
     """
     first = targets[0]
     if first.dtype.kind == "U":
-        return _names(targets, task, where)
+        return _names(targets, task, where, known)
     if first.dtype.kind == "i":
         return _whole_numbers(targets, task, tokens, where)
     return _fractions(targets, task, where)
 
 
-def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
+def _names(targets: Sequence[np.ndarray], task: str, where: str, known: tuple[str, ...]) -> Meaning:
     if task == "regression" or targets[0].ndim > 1:
         raise UserError(
             f"expected numbers as the targets of {where}, received text such as {quote(targets[0].ravel()[0])}; give "
@@ -65,9 +68,15 @@ def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
         check_name(array.dtype.itemsize // 4, where)
     names = np.unique(np.concatenate([np.unique(array) for array in targets]))
     tell_of_many(len(names), sum(map(len, targets)), where)
+    if {*names.tolist()} <= {*known}:
+        names = np.array(known)
+    order = np.argsort(names)
 
     def convert(labels: np.ndarray) -> np.ndarray:
-        return np.searchsorted(names, labels).astype(np.int64)
+        numbers = order[np.searchsorted(names, labels, sorter=order) % len(names)]
+        if (odd := labels[names[numbers] != labels]).size:
+            raise _no_classes(where, f"{quote(odd[0])}, which is none of their names")
+        return numbers.astype(np.int64)
 
     return Meaning("classification", convert, len(names), tuple(names.tolist()))
 

@@ -5,6 +5,7 @@ A sample is an input and a target, or a mapping with fields for them: tensors, a
 
 import contextlib
 import dataclasses
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from allstep.common.base.errors import UserError, note, quote, warn
 from allstep.common.base.random_state import draws, seeded
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
-from allstep.common.data.formats.arrays import channels_last, is_tensor, plain
+from allstep.common.data.formats.arrays import channels_last, is_tensor, joined, plain
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.worker_processes import WorkerProcesses
 from allstep.common.launch.placement import apparent_rank
@@ -75,9 +76,9 @@ class MapStyle:
         self._all(self.targets_of, [len(self) - 1])  # __len__ may promise more than there is
         self.parallel = not self._found.is_drawn or self._workers is not None
         self.class_names = class_names_of(samples, self._target)
-        self.num_classes = getattr(samples, "num_classes", None) or len(self.class_names) or None
-        self.num_tokens = getattr(samples, "num_tokens", None)
-        self.targets = self._labels() if self._may_be_class(first) else None
+        self.num_classes = number_of(samples, "num_classes") or len(self.class_names) or None
+        self.num_tokens = number_of(samples, "num_tokens")
+        self.targets = self._labels(first) if self._may_be_class(first) else None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -145,34 +146,37 @@ class MapStyle:
         return target, dataclasses.replace(self._found, is_drawn=is_drawn)
 
     def _may_be_class(self, first: Any) -> bool:
-        """Return whether targets are class numbers, which may be floating-point numbers."""
+        """Return whether targets are classes: names, or numbers, which may be floating-point ones."""
         kind = np.asarray(first).dtype.kind
-        if np.size(first) != 1 or kind not in "iubf":
+        if np.size(first) != 1 or kind not in "iubfUS":
             return False
         looked_at = list(range(min(len(self), _LOOKED_AT))) if kind == "f" else []
         looked_at = self._all(self.targets_of, looked_at)
         return all(np.size(target) == 1 and np.ravel(target)[0].is_integer() for target in looked_at)
 
-    def _labels(self) -> np.ndarray | None:
+    def _labels(self, first: Any) -> np.ndarray | None:
         labels, last = labels_of(self.samples, self._target), len(self) - 1
+        is_text = isinstance(first, (str, bytes))
         looked_at = sorted({0, last // 2, last})
         if labels is not None and np.array_equal(labels[looked_at], np.ravel(self._all(self.targets_of, looked_at))):
             return labels
-        if self.num_classes is not None:
+        if self.num_classes is not None and not is_text:
             return None
         if apparent_rank() == 0:
             note(f"all {len(self)} samples of {self.where} are read once for their labels")
         labels = self._all(self.targets_of, list(range(len(self))))
-        if odd := [label for label in labels if isinstance(label, str) or np.size(label) != 1]:
+        if odd := [one for one in labels if isinstance(one, (str, bytes)) != is_text or np.size(one) != 1]:
+            kind = "name" if is_text else "number"
             raise UserError(
-                f"expected the number of a class in each sample of {self.where}, as in the first, received "
+                f"expected the {kind} of a class in each sample of {self.where}, as in the first, received "
                 f"{quote(odd[0])}; correct it"
             )
         return np.array(labels).reshape(len(self))
 
     def _sample(self, index: int, epoch: int = 0) -> tuple[Any, Any]:
         with seeded(self._config.seed, epoch, index) if self._found.is_drawn else contextlib.nullcontext():
-            return self._pair(self._read(index))
+            sample = self._read(index)
+            return call_often(self._pair, sample, flag=self.where, expected=f"the fields of sample {index}")
 
     def _fetched(self, read_all: Callable[[list[int]], Sequence[Any]], numbers: list[int]) -> Sequence[Any]:
         samples = call_often(read_all, numbers, flag=self.where)
@@ -196,7 +200,9 @@ class MapStyle:
         if isinstance(sample, Mapping):
             inputs, target = self._found.fields or self._choose_fields(sample, tells=tells)
             values = [self._input(sample[name]) for name in inputs]
-            return values[0] if len(values) == 1 else np.stack(values).reshape(-1), plain(sample[target])
+            if len(values) > 1:
+                values = joined([np.asarray(value)[None] for value in values], self.where)
+            return values[0], plain(sample[target])
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             received = f"{len(sample)} values" if isinstance(sample, (tuple, list)) else type(sample).__name__
             raise UserError(
@@ -258,8 +264,14 @@ def labels_of(samples: Any, target: str | None = None) -> np.ndarray | None:
         labels = plain(getattr(samples, "targets", None))
     if labels is None or getattr(samples, "target_transform", None) is not None:
         return None
-    array = np.asarray(labels)
-    return array.reshape(-1).astype(np.int64) if array.size == len(samples) and array.dtype.kind in "iub" else None
+    try:
+        array = np.asarray(labels)
+        array = np.asarray(array.tolist()) if array.dtype == object else array
+    except ValueError:  # lists of different lengths
+        return None
+    if array.size != len(samples) or array.dtype.kind not in "iubU":
+        return None
+    return array.reshape(-1) if array.dtype.kind == "U" else array.reshape(-1).astype(np.int64)
 
 
 def class_names_of(samples: Any, target: str | None = None) -> tuple[str, ...]:
@@ -271,7 +283,20 @@ def class_names_of(samples: Any, target: str | None = None) -> tuple[str, ...]:
         names = {class_names_of(part, target) for part in samples.datasets}
         return names.pop() if len(names) == 1 else ()
     classes = getattr(_hf_features(samples).get(target), "names", None) or getattr(samples, "classes", None)
-    return tuple(map(str, classes or ()))
+    return names_in(classes)
+
+
+def names_in(classes: Any) -> tuple[str, ...]:
+    """Return the names in a collection of them; none if it is something else."""
+    return tuple(map(str, classes)) if hasattr(classes, "__len__") else ()
+
+
+def number_of(samples: Any, name: str) -> int | None:
+    """Return an attribute that is a whole number; None if there is no such one."""
+    try:
+        return operator.index(getattr(samples, name, None))  # pyright: ignore
+    except TypeError:
+        return None
 
 
 def _hf_features(samples: Any) -> Mapping[str | None, Any]:

@@ -15,7 +15,7 @@ from allstep.common.catalog.user_file import call, call_often, import_function, 
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split, hold_out
 from allstep.common.data.formats.arrays import array_split, channels_last, inputs_of, is_tensor, plain, targets_of
-from allstep.common.data.formats.map_style import MapStyle, is_map_style, torch_wrapper
+from allstep.common.data.formats.map_style import MapStyle, is_map_style, names_in, number_of, torch_wrapper
 from allstep.common.data.formats.task_inference import MAX_CLASSES, describe
 
 
@@ -107,9 +107,8 @@ class CheckedSplit:
         """Wrap `samples`, which may have `targets` (array of all targets) or `num_classes`, and `num_tokens`."""
         self.samples, self.where = samples, where
         self.parallel = getattr(samples, "parallel", True)
-        self.num_classes = getattr(samples, "num_classes", None)
-        self.num_tokens = getattr(samples, "num_tokens", None)
-        self.class_names = getattr(samples, "class_names", None)
+        self.num_classes, self.num_tokens = (number_of(samples, name) for name in ("num_classes", "num_tokens"))
+        self.class_names = names_in(getattr(samples, "class_names", None))
         self.may_augment = getattr(samples, "may_augment", False)
         targets = getattr(samples, "targets", None)
         self.targets = None if targets is None else targets_of(targets, f"the targets of {where}")

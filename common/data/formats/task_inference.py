@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.data.datasets.base import Dataset, InputType, Split, Task
 from allstep.common.data.formats.arrays import check_channels_last
 from allstep.common.data.formats.labels import Meaning, meaning_of, tell_of_many
@@ -46,17 +46,30 @@ def describe(train: Split, validation: Split, *, where: str, task: str = "auto",
     if inputs.dtype != np.int64 and inputs.dtype != object:
         check_channels_last(inputs.shape[1:], f"the inputs of {where}")
     tokens = inputs.dtype == np.int64
-    seen = [_targets_seen(split, first) for split, first in ((train, targets), (validation, others[1]))]
+    seen = [_targets_seen(split, first, where) for split, first in ((train, targets), (validation, others[1]))]
     seen = list({id(array): array for array in seen}.values())  # of which a share is held out, it is the same array
-    meaning = meaning_of(seen, task=task, tokens=tokens and targets.shape == inputs.shape, where=where)
+    for what in ("fields", "class_names"):
+        one, other = (tuple(getattr(split, what, None) or ()) for split in (train, validation))
+        if one[: len(other)] != other[: len(one)]:
+            raise UserError(
+                f"expected the same {what.replace('_', ' ')} in both parts of {where}, received "
+                f"{quote(', '.join(one))} to train and {quote(', '.join(other))} to validate; make them alike"
+            )
+    tokens_follow = tokens and targets.shape == inputs.shape
+    known = tuple(getattr(train, "class_names", None) or ())
+    meaning = meaning_of(seen, task=task, tokens=tokens_follow, where=where, known=known)
     for base in {id(base): base for base in (getattr(split, "whole", split) for split in (train, validation))}.values():
         _relabel(base, meaning)
     task = meaning.task
-    num_classes = meaning.num_classes if getattr(train, "num_classes", None) is None else None
+    num_classes = meaning.num_classes if meaning.names or getattr(train, "num_classes", None) is None else None
     if task == "regression":
         num_classes = meaning.convert(targets).shape[1]
     elif num_classes is None:
         num_classes = _num_classes((train, validation), task, where)
+    for split in (train, validation):
+        base: Any = getattr(split, "whole", split)
+        if task == "classification" and hasattr(base, "convert"):  # labels that are read are below it
+            base.num_classes = num_classes
     num_tokens = num_classes if task == "next-token" else _num_tokens((train, validation)) if tokens else 0
     if scale is None:
         scale = _scale(train) if inputs.dtype == np.uint8 else ((0.0,), (1.0,))
@@ -70,7 +83,7 @@ def describe(train: Split, validation: Split, *, where: str, task: str = "auto",
         input_type=cast(InputType, str(inputs.dtype)),
         num_tokens=num_tokens,
         task=task,
-        class_names=tuple(getattr(train, "class_names", None) or meaning.names),
+        class_names=meaning.names or known,
         fields=tuple(getattr(train, "fields", None) or ()),
     )
 
@@ -82,12 +95,16 @@ def _first(split: Split, where: str) -> tuple[np.ndarray, np.ndarray]:
     return split.read(np.zeros(1, np.int64), epoch=0)
 
 
-def _targets_seen(split: Split, first: np.ndarray) -> np.ndarray:
+def _targets_seen(split: Split, first: np.ndarray, where: str) -> np.ndarray:
     """Return all targets of a split, or those of some samples if it does not have them at hand."""
     if (targets := getattr(split, "targets", None)) is not None:
         return targets
     if first.dtype.kind == "i" and first.ndim == 1:  # class numbers, whatever the others are
         return first
+    if first.dtype.kind == "U" and not getattr(split, "class_names", None):
+        raise UserError(
+            f"expected {where} to say which names its targets have; give the object targets, or class_names"
+        )
     return split.read(np.linspace(0, len(split) - 1, min(len(split), _TARGETS_LOOKED_AT)).astype(np.int64), epoch=0)[1]
 
 
