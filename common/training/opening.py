@@ -18,6 +18,7 @@ from allstep.common.data.classes import balanced_order_of, class_weights_of, tel
 from allstep.common.data.datasets import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.images.augmented_split import augmentation_of
+from allstep.common.data.passed_over import tell
 from allstep.common.data.sharding import curriculum_of
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.recipe.schedule import Schedule
@@ -51,6 +52,8 @@ def open_dataset(
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
     tell_alike(own.class_names)
+    if own.task == "classification" and own.num_classes == 1:
+        tell(f"all samples of {quote(config.data.dataset)} have one class, so there is nothing to learn")
     if config.data.standardize:
         own = standardized(own, collectives)
     metrics_of(config, own)

@@ -13,6 +13,7 @@ import pytest
 from other_data import opened, picture
 from PIL import Image, ImageOps
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.images.crop import centre_box
 from allstep.common.data.images.decoding import Decoder, UnreadableImage
 
@@ -107,6 +108,33 @@ def test_names_of_validation_folders(part, tmp_path):
             save(tmp_path / name / "a" / f"{index}.png", "PNG")
     dataset = opened("image-folder", tmp_path, data_dir=tmp_path)
     assert (len(dataset.train), len(dataset.validation)) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [("training_set", "test_set"), ("train2017", "val2017"), ("seg_train/seg_train", "seg_test/seg_test"),
+     ("data/train", "data/val")],
+)  # fmt: skip
+def test_parts_are_no_classes(train, other, tmp_path):
+    for part in (train, other):
+        for name in ("cats", "dogs"):
+            save(tmp_path / part / name / "0.png", "PNG")
+    with pytest.raises(UserError, match=f"expected train/ and val/, or a folder .*, received .*{train[:4]}.*; name "):
+        opened("image-folder", tmp_path, data_dir=tmp_path)
+
+
+def test_classes_may_be_named_like_parts(tmp_path):
+    for name in ("train_station", "test_tube/in a folder", "evaluation form"):
+        for number in range(3):
+            save(tmp_path / name / f"{number}.png", "PNG")
+    assert opened("image-folder", tmp_path, data_dir=tmp_path).num_classes == 3
+
+
+def test_a_part_in_two_spellings_is_told(tmp_path, capfd):
+    for name in ("Train", "train", "val", "VAL"):
+        save(tmp_path / name / "a" / "0.png", "PNG")
+    opened("image-folder", tmp_path, data_dir=tmp_path)
+    assert "folders beside train/: 2, such as train" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

@@ -18,7 +18,15 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.classes import look
 from allstep.common.data.datasets.base import Dataset, hold_out
-from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, files_below, folders_in, part_named
+from allstep.common.data.formats.parts import (
+    TRAINING_NAMES,
+    UNNAMED,
+    choose_parts,
+    files_below,
+    folders_in,
+    marked_part,
+    part_named,
+)
 from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
 from allstep.common.data.passed_over import PassedOver
@@ -74,6 +82,7 @@ def _part_folders(config: DataConfig, passed: PassedOver) -> tuple[Path, Path | 
         parts.setdefault(part_named(name), []).append(name)
     others = [name for name in parts.pop(UNNAMED, []) if name != "derived"]
     if not parts and any(_images_in(data_dir / name, data_dir, PassedOver()) for name in others):
+        _check_no_parts(data_dir, others)
         return data_dir, None
     train, validation = choose_parts(parts, passed, "folders", config)
     if train is None:
@@ -81,8 +90,22 @@ def _part_folders(config: DataConfig, passed: PassedOver) -> tuple[Path, Path | 
             "expected --data-dir to hold train/ and val/, with a folder of images a class, or these folders "
             f"themselves, received none at {data_dir / TRAINING_NAMES[0]}"
         )
+    others += [name for part in sorted({train, validation or train}) for name in parts[part][1:]]
     passed.add_all(f"folders beside {train}/", others)
     return data_dir / parts[train][0], data_dir / parts[validation][0] if validation else None
+
+
+def _check_no_parts(data_dir: Path, names: list[str]) -> None:
+    """Refuse parts in the place of classes: training_set/ and test_set/, or data/train/ and data/val/."""
+    inside = {name: folders_in(data_dir / name, PassedOver()) for name in names}
+    marks = {name: marked_part(name) if inside[name] else UNNAMED for name in names}
+    around = [name for name in names if len({part_named(one) for one in inside[name]} - {UNNAMED}) > 1]
+    if around or (UNNAMED not in marks.values() and {*marks.values()} & {*TRAINING_NAMES}):
+        found = f"{quote(around[0])}, which holds train/" if around else quote(", ".join(names))
+        raise UserError(
+            f"expected train/ and val/, or a folder of images for each class, in {data_dir}, received {found}; name "
+            "the folder that holds train/ by --data-dir, or rename folders"
+        )
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ VALIDATION_NAMES = ("val", "valid", "validation", "dev", "test", "testing", "eva
 TEST_NAMES = ("test", "testing")
 PART = "|".join((*TRAINING_NAMES, *VALIDATION_NAMES))
 _FOLDER = re.compile(PART, re.IGNORECASE)
-_IN_NAME = re.compile(rf"(?:^|[-_. 0-9])({PART})(?=[-_. 0-9])", re.IGNORECASE)
+_IN_NAME = re.compile(rf"(?:^|[-_. 0-9=])({PART})(?=[-_. 0-9]|$)", re.IGNORECASE)
 _SHARD = re.compile(r"-\d+-of-\d+$")
 UNNAMED = "unnamed"
 """Part of what names none."""
@@ -101,8 +101,8 @@ def find_parts(
     """Return training files and validation files, each sorted by path; the latter may be empty.
 
     The files are in folders of one of `TRAINING_NAMES` or `VALIDATION_NAMES`, or have the split in their name, as in
-    train-00000.parquet. Folders are searched to any depth, as Hugging Face's `datasets` does. Raises UserError if there
-    is no training file.
+    train-00000.parquet, or in that of a folder, as in split=train/. Folders are searched to any depth, as
+    Hugging Face's `datasets` does. Raises UserError if there is no training file.
 
     Args:
         suffixes: suffixes of the data files, in lower case.
@@ -122,9 +122,9 @@ def find_parts(
                 found.append(path)
         elif not re.fullmatch(companions, name):
             passed.add(f"files that are not {_any_of(suffixes)}", path)
-    for part_of in (_folder_part, _name_part):
+    for part_of in (_folder_part, _name_part, _marked_part, lambda _: UNNAMED):
         parts = _grouped(found, part_of)
-        if parts.keys() - {UNNAMED}:
+        if parts.keys() & {*TRAINING_NAMES} or (parts.keys() - {UNNAMED} and part_of is not _marked_part):
             break
     train, validation = choose_parts(parts, passed, "files", config)
     if train is None:
@@ -176,7 +176,17 @@ def _folder_part(path: str) -> str:
 
 
 def _name_part(path: str) -> str:
-    match = _IN_NAME.search(os.path.basename(path))
+    return marked_part(os.path.basename(path))
+
+
+def _marked_part(path: str) -> str:
+    """Return the part that stands in the name of a folder around a file."""
+    return next((part for name in path.split(os.sep)[:-1] if (part := marked_part(name)) != UNNAMED), UNNAMED)
+
+
+def marked_part(name: str) -> str:
+    """Return the part that stands in a name as a word, as in train2017, or `UNNAMED`."""
+    match = _IN_NAME.search(name)
     return match[1].lower() if match else UNNAMED
 
 
