@@ -5,6 +5,7 @@ Oracles: scikit-learn's LabelEncoder and type_of_target for labels, NumPy for in
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -163,6 +164,23 @@ def test_targets_that_are_read_are_what_the_first_ones_are():
         read(dataset)
 
 
+def test_names_that_are_read_are_known_before():
+    names = np.array(["cat"] * NUM_SAMPLES)
+    names[3] = "ant"
+    with pytest.raises(UserError, match="expected read to say which names its targets have; give the object targets, "):
+        as_dataset(Reading(names), None, DataConfig(), where="read")
+    samples = Reading(names)
+    samples.class_names = ["cat", "ant"]
+    dataset = as_dataset(samples, None, DataConfig(), where="read")
+    assert dataset.class_names == ("cat", "ant")
+    assert samples.read(np.arange(NUM_SAMPLES), 0)[1].tolist() == [
+        dataset.class_names[label] for label in dataset.train.whole.read(np.arange(NUM_SAMPLES), epoch=0)[1]
+    ]
+    names[4] = "eel"
+    with pytest.raises(UserError, match="received eel, which is none of their names"):
+        dataset.train.whole.read(np.arange(NUM_SAMPLES), epoch=0)
+
+
 REFUSED = {
     "complex": (LABELS * 1j, "auto", "expected the targets of .* numbers or names, .* received complex128"),
     "dates": (LABELS.astype("M8[s]"), "auto", "received datetime64"),
@@ -245,3 +263,34 @@ def test_parts_of_npz_files(part, tmp_path, capfd):
     dataset = load(DataConfig(f"npz:{tmp_path}/a b.npz", data_dir=Path(tmp_path)))
     assert (len(dataset.train), len(dataset.validation), dataset.num_classes) == (60, 9, 5)
     assert f"passed over arrays of other parts than train and {part}: 1, such as about" in capfd.readouterr().err
+
+
+def test_npz_files_with_more_than_arrays_of_numbers(tmp_path):
+    """Only the chosen arrays are read, so others may be what they are."""
+    path = tmp_path / "a.npz"
+    np.savez(path, age=LABELS, height=INPUTS[:, 0], y=LABELS, about=np.array({"by": "me"}, object))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("README.txt", "?")
+    dataset = load(DataConfig(f"npz:{path}", data_dir=tmp_path, input_fields=("age", "height")))
+    expected = np.column_stack([LABELS, INPUTS[:, 0]]).astype(np.float32)
+    np.testing.assert_array_equal(dataset.train.whole.inputs, expected, strict=True)
+    dataset = load(DataConfig(f"npz:{path}", data_dir=tmp_path, input_fields=("age", "y")))
+    assert dataset.input_type == "float32"
+    with pytest.raises(UserError, match="about: it holds objects of Python"):
+        load(DataConfig(f"npz:{path}", data_dir=tmp_path, input_fields=("about",)))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "line"),
+    [
+        ({"x_train": INPUTS, "train_x": INPUTS, "y_train": LABELS}, "received x_train and train_x; rename one"),
+        (
+            {"x_train": INPUTS, "y_train": LABELS, "label_train": LABELS, "x_test": INPUTS, "label_test": LABELS},
+            "the same fields in both parts of .*, received x, y to train and x, label to validate",
+        ),
+    ],
+)
+def test_npz_files_of_two_meanings_are_refused(arrays, line, tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=line):
+        load(DataConfig(f"npz:{tmp_path}/a.npz", data_dir=tmp_path))

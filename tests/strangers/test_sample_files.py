@@ -81,6 +81,9 @@ LAYOUTS = {
     "shards without a part": ({"0": A, "part-1": B, "deep/er/2": C}, 60, ""),
     "shards of parts": ({"train-0": A, "train-1": B, "test-0": C}, 60, ""),
     "folders of parts": ({"train/a": A, "train/more/b": B, "Validation/c": C}, 60, ""),
+    "folders of an hf set": ({"train_sft/a": A, "train_sft/b": B, "test_sft/c": C}, 60, ""),
+    "partitions of hive": ({"split=train/a": A, "split=train/b": B, "split=test/c": C}, 60, ""),
+    "folders of other words": ({"test one/a": A, "test two/b": B, "c": C}, 60, ""),
     "folders in a folder": ({"data/train/a": A, "data/train/b": B, "data/dev/c": C}, 60, ""),
     "shards in a folder": ({"data/train-0-of-2": A, "data/train-1-of-2": B, "data/val-0-of-1": C}, 60, ""),
     "a shard with another name": ({"train-0": A, "part-1": B, "val-0": C}, 40, f"{OTHER_PARTS}: 1, such as part-1"),
@@ -101,6 +104,8 @@ def test_files_are_read_at_any_depth(kind, layout, tmp_path, capfd):
         write(path, part)
     dataset = opened(f"{kind}:{tmp_path}/a set", tmp_path / "cache", **flags)
     assert len(rows_of(dataset)) == count
+    if layout in ("folders of an hf set", "partitions of hive"):
+        assert (len(dataset.train), len(dataset.validation)) == (50, 10)
     err = capfd.readouterr().err
     assert line in err and err.count("\n") == bool(line)
 
@@ -168,6 +173,30 @@ def test_members_of_archives_that_are_no_samples_are_counted(tmp_path, capfd):
         add(tar, "0", cls=b"2", JPG=b"?")
     with pytest.raises(UserError, match=r"several endings in .*a.tar, 0, received 4 with the endings cls, jpg"):
         opened(f"webdataset:{tmp_path}", tmp_path / "cache")
+
+
+CUTS = {  # a sample has 2,048 bytes
+    "a damaged header": lambda data: data[:4096] + b"\xff" * 512 + data[4608:],
+    "zeros in between": lambda data: data[:4096] + bytes(1024) + data[4096:],
+    "archives together": lambda data: data + data,
+}
+
+
+@pytest.mark.parametrize("kind", CUTS)
+def test_what_follows_the_end_of_an_archive_is_not_left_out(kind, tmp_path):
+    archive(tmp_path / "a.tar", A)
+    (tmp_path / "a.tar").write_bytes(CUTS[kind]((tmp_path / "a.tar").read_bytes()))
+    with pytest.raises(
+        UserError, match="whole tar archive in .*a.tar, received .*: [0-9]+ bytes after its end at [0-9]+"
+    ):
+        opened(f"webdataset:{tmp_path}", tmp_path / "cache", input_fields=("x.npy",))
+
+
+def test_an_archive_that_is_cut_off_after_a_sample_is_told(tmp_path, capfd):
+    archive(tmp_path / "a.tar", A)
+    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[: 7 * 2048])
+    assert len(rows_of(opened(f"webdataset:{tmp_path}", tmp_path / "cache", input_fields=("x.npy",)))) == 7
+    assert "over what may have followed in archives without an end: 1, such as a.tar" in capfd.readouterr().err
 
 
 def png(kind: str = "PNG") -> bytes:
@@ -341,3 +370,75 @@ def test_records_in_files_of_any_name(tmp_path, capfd):
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert rows_of(opened(f"tfrecord:{tmp_path}", tmp_path / "cache")) == list(range(60))
     assert "1, such as d.record" in capfd.readouterr().err
+
+
+def write_records(path: Path, records: list[dict[str, tuple[str, list]]]) -> None:
+    with path.open("wb") as stream:
+        writer = RecordWriter(stream)
+        for record in records:
+            example = example_class()()
+            for name, (kind, values) in record.items():
+                getattr(example.features.feature.add(key=name.encode()).value, kind).value.extend(values)
+            writer.write(example.SerializeToString())
+
+
+RECORDS = {
+    "several names": ({"label": ("bytes_list", [b"cat", b"dog"])}, "as the target in .*, received .*cat.*dog"),
+    "several images": ({"x": ("bytes_list", [b"?", b"!"])}, "expected the inputs of .* numbers"),
+    "a label that is missing": ({"label": ("int64_list", [])}, "expected a field label in .*, received class, x; name"),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records_with_more_or_less_than_a_value_are_refused(kind, tmp_path):
+    other, line = RECORDS[kind]
+    usual = {"x": ("float_list", [1.0]), "label": ("int64_list", [1]), "class": ("int64_list", [5])}
+    first = [usual] * (kind == "a label that is missing")
+    write_records(tmp_path / "a.tfrecord", [*first, *[{**usual, **other}] * 9])
+    with pytest.raises(UserError, match=line):
+        opened(f"tfrecord:{tmp_path}", tmp_path / "cache")
+
+
+def test_whole_numbers_of_several_fields_are_no_tokens(tmp_path):
+    records = [{name: ("int64_list", [7 * number]) for name in ("a", "b", "y")} for number in range(9)]
+    write_records(tmp_path / "a.tfrecord", records)
+    pyarrow.parquet.write_table(pa.table({name: [7 * n for n in range(9)] for name in "aby"}), tmp_path / "a.parquet")
+    for kind in ("tfrecord", "parquet"):
+        dataset = opened(f"{kind}:{tmp_path}", tmp_path / kind, input_fields=("a", "b"))
+        inputs, labels = dataset.train.read(np.arange(8), epoch=0)
+        np.testing.assert_array_equal(inputs, np.stack([labels, labels], 1).astype(np.float32), strict=True)
+
+
+def named(path: Path, part: slice, names: str, kind: str = "int64", field: str = "label") -> None:
+    features = {"info": {"features": {field: {"names": [*names], "_type": "ClassLabel"}}}}
+    table = pa.table({"x": NUMBERS[part].tolist(), field: pa.array(LABELS[part]).cast(kind)})
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), path)
+
+
+@pytest.mark.parametrize("other", ["train-1", "test-0"])
+def test_classes_in_another_order_are_refused(other, tmp_path):
+    for name, part, names in (("train-0", A, "abcd"), (other, B, "bacd")):
+        named(tmp_path / f"{name}.parquet", part, names)
+    with pytest.raises(UserError, match="expected the same class.*, received a, b, c, d .*b, a, c, d"):
+        opened(f"parquet:{tmp_path}", tmp_path / "cache")
+
+
+def test_targets_of_another_column_in_the_other_part_are_refused(tmp_path):
+    named(tmp_path / "train.parquet", A, "abcd", field="y")
+    named(tmp_path / "test.parquet", A, "abcd", field="label")
+    with pytest.raises(UserError, match="the same fields in both parts of .*, received x, y to train and x, label to"):
+        opened(f"parquet:{tmp_path}", tmp_path / "cache")
+
+
+def test_files_of_other_types_of_numbers_are_one_table(tmp_path):
+    """Oracle: the values that were written; `datasets` reads them, too."""
+    for name, part, kind in (("train-0", A, "int64"), ("train-1", B, "int32"), ("test-0", C, "uint8")):
+        named(tmp_path / f"{name}.parquet", part, "abcd", kind)
+    assert rows_of(opened(f"parquet:{tmp_path}", tmp_path / "cache")) == list(range(60))
+
+
+def test_an_image_beside_numbers_is_refused(tmp_path):
+    pyarrow.parquet.write_table(pa.table({"i": [png()] * 9, "age": range(9), "y": range(9)}), tmp_path / "a.parquet")
+    for fields in (("i", "age"), ("age", "i")):
+        with pytest.raises(UserError, match="expected numbers.* in .*i.* received (large_)?binary"):
+            opened(f"parquet:{tmp_path}", tmp_path / "cache", input_fields=fields)

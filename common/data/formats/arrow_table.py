@@ -13,7 +13,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, hold_out
-from allstep.common.data.formats.arrays import inputs_of, targets_of
+from allstep.common.data.formats.arrays import inputs_of, joined, targets_of
 from allstep.common.data.formats.labels import check_name
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.task_inference import describe
@@ -71,16 +71,21 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
     with arrow_errors(where):
         tables = [_mapped(path) for path in paths]
         files = MappedFiles(paths, tables)
-        table = pa.concat_tables(tables)
+        table = pa.concat_tables(tables, promote_options="permissive")  # int32 beside int64, ...
         names, target = choose_fields(table.column_names, config, where)
-        class_names = _class_names(table.schema, target)
+        class_names, *others = {_class_names(table.schema, target): 0 for table in tables} or [()]
+        if others:
+            raise UserError(
+                f"expected the same classes in all files of {where}, received {quote(', '.join(class_names))} and "
+                f"{quote(', '.join(others[0]))}; write them alike"
+            )
         columns = [table.column(name) for name in names]
         for column in (*columns, table.column(target)):
             column.validate(full=True)  # the offsets in an untrusted file may point anywhere
         of_target = f"{target} of {where}"
         labels = np.concatenate(_values(_plain(table.column(target), of_target), of_target, text=True))
         targets = targets_of(labels, f"the targets of {where}")
-        if _is_bytes(columns[0].type):
+        if len(columns) == 1 and _is_bytes(columns[0].type):
             images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names, files)
             images.check(skip=config.skip_unreadable)
             images.fields = (*names, target)
@@ -88,7 +93,7 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         named = [(column, f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
         fields = [_values(_plain(column, where), where) for column, where in named]
     if len(fields) > 1:
-        fields = [[np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)]]
+        fields = [[joined(list(map(np.concatenate, fields)), where)]]
     numbers = ArrowNumbers(fields[0], targets, where, class_names, files)
     numbers.fields = (*names, target)
     return numbers

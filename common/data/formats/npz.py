@@ -15,7 +15,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset, hold_out
-from allstep.common.data.formats.arrays import array_split
+from allstep.common.data.formats.arrays import array_split, joined
 from allstep.common.data.formats.parts import PART, UNNAMED, choose_fields, choose_parts
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.passed_over import PassedOver
@@ -65,8 +65,6 @@ def _declared_bytes(archive: zipfile.ZipFile, size: int) -> int:
                 f"{quote(member.filename)} declares {member.file_size} bytes, packed into {member.compress_size} "
                 f"of {size}"
             )
-        with archive.open(member) as stream:
-            check_header(stream, member.file_size)
     return sum(member.file_size for member in archive.infolist())
 
 
@@ -75,7 +73,11 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
     for key in arrays.files:
         match = _NAME.fullmatch(key)
         assert match  # the field takes whatever the optional groups leave
-        parts.setdefault((match["before"] or match["after"] or UNNAMED).lower(), {})[match["field"]] = key
+        part = parts.setdefault((match["before"] or match["after"] or UNNAMED).lower(), {})
+        if (other := part.setdefault(match["field"], key)) != key:
+            raise UserError(
+                f"expected one array of a field and a part in {path}, received {other} and {key}; rename one"
+            )
     passed = PassedOver()
     train, validation = choose_parts({name: part.values() for name, part in parts.items()}, passed, "arrays", config)
     passed.tell(config.dataset)
@@ -87,7 +89,21 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
 
 def _split(arrays: np.lib.npyio.NpzFile, keys: dict[str, str], config: DataConfig, where: str) -> ArraySplit:
     fields, target = choose_fields(keys, config, where)
-    columns = [arrays[keys[field]] for field in fields]
-    split = array_split(columns[0] if len(columns) == 1 else np.stack(columns, 1), arrays[keys[target]], where)
+    columns = [_array(arrays, keys[field]) for field in fields]
+    split = array_split(
+        columns[0] if len(columns) == 1 else joined(columns, where), _array(arrays, keys[target]), where
+    )
     split.fields = (*fields, target)
     return split
+
+
+def _array(arrays: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
+    """Return an array, after its header has been compared with the bytes that follow."""
+    assert arrays.zip is not None  # the file is open
+    name = key if key in arrays.zip.namelist() else f"{key}.npy"
+    try:
+        with arrays.zip.open(name) as stream:
+            check_header(stream, arrays.zip.getinfo(name).file_size)
+        return arrays[key]
+    except ValueError as error:
+        raise ValueError(f"{quote(key)}: {error}") from error

@@ -19,6 +19,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.files import with_packed
+from allstep.common.data.formats.arrays import joined
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.sample_index import Located
@@ -50,7 +51,7 @@ class NotAnExample(ValueError):
 
 
 def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
-    """Return the features of an Example by name: the first item of a bytes list, or numbers, float32 or int64 (n,).
+    """Return the features of an Example by name: bytes, several as objects (n,), or numbers, float32 or int64 (n,).
 
     Features without a value are left out. Raises NotAnExample if the bytes are not a tf.train.Example.
     """
@@ -65,7 +66,8 @@ def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
         value = entry.value
         name = entry.key.decode(errors="replace")
         if value.bytes_list.value:
-            features[name] = value.bytes_list.value[0]
+            first, *more = value.bytes_list.value
+            features[name] = np.array([first, *more], object) if more else first
         elif value.float_list.value:
             # The serialized list ends with the packed floats; copying them one by one takes a hundred times as long.
             packed = value.float_list.SerializeToString()
@@ -123,6 +125,9 @@ def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Locate
                 raise UserError(
                     f"expected a whole record in {where}, received a damaged one: {error}; write the file again"
                 ) from error
+            if not offset:  # a record without a value for one of them is refused, whatever else it has
+                names, label = choose_fields(features, config, where)
+                config = replace(config, input_fields=names, target_field=label)
             value, target = _sample(features, config, where)
             sample = located(offset + _HEADER.size, len(message), value, target, where)
             yield replace(sample, checksum=_CHECKSUM.unpack_from(message, length)[0])
@@ -163,9 +168,7 @@ def _sample(features: dict[str, bytes | np.ndarray], config: DataConfig, where: 
     """Return input and target of a sample."""
     names, target = choose_fields(features, config, where)
     values = [features[name] for name in names]
-    if len(values) == 1 or isinstance(values[0], bytes):
-        return values[0], features[target]
-    return np.concatenate(values), features[target]
+    return values[0] if len(values) == 1 else joined([[value] for value in values], where)[0], features[target]
 
 
 def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:

@@ -57,10 +57,26 @@ def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Locate
                             f"{', '.join(sorted(by_ending))}; give each sample a name of its own"
                         )
                     yield _sample(archive, by_ending, where, config)
+                _check_end(stream, archive.offset, path, passed)
         except (tarfile.TarError, OverflowError, ValueError, OSError) as error:
             raise UserError(
                 f"expected a whole tar archive in {path}, received something else: {error}; write it again"
             ) from error
+
+
+def _check_end(stream: io.RawIOBase, offset: int, path: Path, passed: PassedOver) -> None:
+    """Check that zeros end an archive: tarfile stops at a damaged header, and before another archive, without a word.
+
+    Raises TarError if something else follows.
+    """
+    stream.seek(offset)
+    rest = stream.read(tarfile.BLOCKSIZE)
+    if not rest:
+        passed.add("what may have followed in archives without an end", path.name)
+    while rest:
+        if rest.strip(b"\0"):
+            raise tarfile.ReadError(f"{os.fstat(stream.fileno()).st_size - offset} bytes after its end at {offset}")
+        rest = stream.read(2**20)
 
 
 class _Finite(io.BufferedReader):
@@ -130,7 +146,7 @@ def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> obj
     if _WHOLE.fullmatch(text):
         return np.array(int(text))
     try:
-        return np.array(float(text))
+        return np.array(float(text.replace("_", "?")))  # 1_2 is a name
     except ValueError:
         return data
 
