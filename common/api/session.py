@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from allstep.common.api.user_parts import Parts
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, note
 from allstep.common.catalog.user_file import PROGRAM, pass_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
-from allstep.common.launch.placement import find_placement
+from allstep.common.launch.placement import apparent_rank, find_placement
 from allstep.common.process.environment import restored_environment
 from allstep.common.process.exit import run_rank
 from allstep.common.reporting.base import Listeners, Reporter
@@ -100,7 +100,13 @@ class BaseSession:
         if isinstance(first, Dataset):
             return first
         data = dataclasses.replace(config.data, task=config.data.task_with(config.loss))
-        return as_dataset(first, second, data, where="the samples")
+        dataset = as_dataset(first, second, data, where="the samples")
+        if dataset.input_type == "uint8" and apparent_rank() == 0:
+            note(
+                "the samples are pixels, which the network gets less their mean and divided by their deviation; give "
+                "floating-point numbers for others"
+            )
+        return dataset
 
 
 TRIED = ("amsgrad", "centered", "capturable", "differentiable")

@@ -39,7 +39,10 @@ def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
     if shape != expected:
         outputs, advice = type(received).__name__, "return one tensor of logits"
         if shape is not None:
-            needed = "one output for each class, which count from 0" if dataset.task == "classification" else "as many"
+            needed = "as many"
+            if dataset.task == "classification":
+                needed = "one output for each class, which count from 0"
+                needed += ", or --task regression for a loss of numbers" * (shape[1:] == (1,))
             outputs, advice = _of_samples(shape), f"give its last layer {needed}"
         raise UserError(f"expected outputs {_of_samples(expected)} of --model {model}, received {outputs}; {advice}")
     if "float" not in str(received.dtype):

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from stranger_keras_networks import (
+    IMAGES,
     LABELS,
     RATE,
     SERIES,
@@ -203,6 +204,9 @@ def test_what_is_likely_a_mistake_is_told(capsys):
     told = capsys.readouterr().err
     assert "is compiled; the loss and the optimizer of the run replace those of compile" in told
     assert "softmax" not in told
+    pixels = IMAGES.astype("uint8")
+    trained(pixels, lambda: stacked(pixels, layers.Rescaling(1 / 255), layers.Flatten()), epochs=1)
+    assert "pixels, which the network gets less their mean and divided by their deviation" in capsys.readouterr().err
     embedded = lambda: stacked(WORDS, layers.Embedding(9, 4), layers.Flatten())  # noqa: E731
     for optimizer, count in ((keras.optimizers.Adam(0.01), 1), (keras.optimizers.SGD(0.1), 0)):
         trained(WORDS, embedded, epochs=1, optimizer=optimizer)

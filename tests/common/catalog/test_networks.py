@@ -56,6 +56,7 @@ def test_sizes_that_no_network_has_are_refused(model, size, expected):
         ("next-token", (2, 5, 64), "received .n, 5, 64."),
         ("next-token", (2, 64), "received .n, 64."),
         ("classification", (2, 10), "received .n, 10.; give its last layer one output for each class"),
+        ("classification", (2, 1), "each class, which count from 0, or --task regression for a loss of numbers"),
         ("regression", (2, 10), "received .n, 10.; give its last layer as many"),
     ],
 )
