@@ -103,7 +103,8 @@ _FOUND: WeakKeyDictionary[Split, dict[str, str]] = WeakKeyDictionary()
 
 def digests_of(dataset: Dataset) -> dict[str, str]:
     """Return a digest of each part of a data set, by the name of the part in error messages."""
-    digests = {"class names": _hashed(["\0".join(dataset.class_names).encode()])} if dataset.class_names else {}
+    names = "\0".join(dataset.class_names).encode(errors="surrogatepass")  # folders may have any bytes
+    digests = {"class names": _hashed([names])} if dataset.class_names else {}
     for name, split in (("training", dataset.train), ("validation", dataset.validation)):
         if split not in _FOUND:
             _FOUND[split] = _digests_of_split(split)

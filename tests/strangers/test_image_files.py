@@ -6,6 +6,7 @@ Oracles: torchvision's ImageFolder, Pillow, or the exact line.
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image, ImageOps
 from allstep.common.base.errors import UserError
 from allstep.common.data.images.crop import centre_box
 from allstep.common.data.images.decoding import Decoder, UnreadableImage
+from allstep.common.training.same_on_ranks import digests_of
 
 FILES = {  # in class folders, as torchvision's ImageFolder reads them
     "a.jpg": "JPEG", "b.JPEG": "JPEG", "c.PNG": "PNG", "d.webp": "WEBP", "e.bmp": "BMP", "f.tif": "TIFF",
@@ -121,6 +123,21 @@ def test_parts_are_no_classes(train, other, tmp_path):
             save(tmp_path / part / name / "0.png", "PNG")
     with pytest.raises(UserError, match=f"expected train/ and val/, or a folder .*, received .*{train[:4]}.*; name "):
         opened("image-folder", tmp_path, data_dir=tmp_path)
+
+
+def test_names_of_any_bytes(tmp_path):
+    for name in (b"caf\xe9", b"tea"):
+        folder = os.path.join(os.fsencode(tmp_path), name)
+        os.mkdir(folder)
+        for number in range(3):
+            with open(os.path.join(folder, b"\xff%d.png" % number), "wb") as stream:
+                picture().save(stream, "PNG")
+    dataset = opened("image-folder", tmp_path, data_dir=tmp_path)
+    assert dataset.class_names == ("caf\udce9", "tea") and len(dataset.train) + len(dataset.validation) == 6
+    images, _ = dataset.validation.read(np.arange(1), epoch=0)
+    held = dataset.validation.whole.images.path(dataset.validation.indices[0])
+    assert np.abs(images[0] - validated(held)).max() <= 1
+    assert "class names" in digests_of(dataset)
 
 
 def test_classes_may_be_named_like_parts(tmp_path):
