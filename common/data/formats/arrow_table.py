@@ -71,7 +71,9 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
     with arrow_errors(where):
         tables = [_mapped(path) for path in paths]
         files = MappedFiles(paths, tables)
-        table = pa.concat_tables(tables, promote_options="permissive")  # int32 beside int64, ...
+        if any(table.schema != tables[0].schema for table in tables):
+            check_memory(where, sum(table.nbytes for table in tables))  # int32 beside int64, ..., which are converted
+        table = pa.concat_tables(tables, promote_options="permissive")
         names, target = choose_fields(table.column_names, config, where)
         class_names, *others = {_class_names(table.schema, target): 0 for table in tables} or [()]
         if others:
