@@ -82,7 +82,7 @@ class BroadcastGlobalVariablesCallback(InStep):
             local_variables = [local_variables]
         self.root_rank = root_rank
         self.device = device
-        self._local_variables = {native(v).ref() for v in local_variables}
+        self.local_variables = {native(v).ref() for v in local_variables}
         self._is_pending = self._is_doubtful = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -92,7 +92,7 @@ class BroadcastGlobalVariablesCallback(InStep):
         if moment < 0:
             raise ValueError(reason or "another rank has refused to train a model whose optimizer is not distributed.")
         super().on_train_begin(logs)
-        self._shared()["local_variables"] |= self._local_variables
+        self._shared()["local_variables"] |= self.local_variables
         self._is_pending = not moment
         self._broadcast_first_epoch()
         # Otherwise only the end of the epoch would show whether a user's training step averages gradients.
@@ -115,7 +115,7 @@ class BroadcastGlobalVariablesCallback(InStep):
 
     def _broadcast(self) -> None:
         build_alike(self.model)
-        own = rank_local_variables(self.model, self._local_variables)
+        own = rank_local_variables(self.model, self.local_variables)
         state = [v for optimizer in optimizers_of(self.model) for v in lasting_state(optimizer)]
         variables = [*self.model.weights, *state]
         with tf.device(self.device):

@@ -143,11 +143,17 @@ class _Guard:
         joins = self.process_set.process_set_id == 0 and not is_elastic()
         self._may_run_out = joins and any(plan["may_run_out"] for plan in plans)
         self._may_stop_in_epoch = any(plan["may_stop_in_epoch"] for plan in plans)
-        counts = [plan["samples"] for plan in plans]
-        if any(count != counts[0] for count in counts) and hvd.rank() == self._ranks[0]:
-            told = per_rank(counts, self._ranks)
-            note(f"an epoch has {told} samples; ranks count equally in each batch: give all as many")
+        self._tell_unequal(
+            [plan["samples"] for plan in plans], "an epoch has {} samples; ranks count equally in each batch"
+        )
+        if any(plan["readers"] for plan in plans):
+            counts = [plan["validation_samples"] for plan in plans]
+            self._tell_unequal(counts, "validation has {} samples or batches; ranks count equally in its averages")
         is_due().assign(True)
+
+    def _tell_unequal(self, counts: list[int | None], line: str) -> None:
+        if any(count != counts[0] for count in counts) and hvd.rank() == self._ranks[0]:
+            note(f"{line.format(per_rank(counts, self._ranks))}: give all as many")
 
     def compare_start(self) -> None:
         """Compare what the callbacks have restored or sent: the first epoch, and the model if it is built."""

@@ -4,6 +4,7 @@ Every step and every comparison of replicas is a collective, so ranks that do no
 other for ever.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.drop_in.collectives import per_rank
+from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback
+from allstep.tensorflow.drop_in.collectives import native, per_rank
+from allstep.tensorflow.drop_in.replicas import is_built, rank_local_variables
 
 # Each must be the same on all ranks; the text names it in the message.
 _ALIKE = {
@@ -21,6 +24,7 @@ _ALIKE = {
     "initial_epoch": "initial_epoch",
     "steps_per_execution": "steps_per_execution",
     "steering": "callbacks that act on training",
+    "weights": "weights that train",
 }
 _REMEDIES = {
     "steps": "give all ranks as many samples and the same batch size, or repeat the data and pass steps_per_epoch",
@@ -29,6 +33,7 @@ _REMEDIES = {
     "steps_per_execution": "compile with the same number on all ranks",
     "steering": "give all ranks the same ones in the same order; ModelCheckpoint, BackupAndRestore, loggers and "
     "TensorBoard may be on rank 0 alone",
+    "weights": "build the same model, and set `trainable` alike before compile",
     "validation": "pass it on all ranks or on none, since the callbacks {readers} read its metrics",
 }
 
@@ -56,14 +61,14 @@ def plan_of_fit(
     return {
         "steps": steps,
         "files": sorted({_file_of(callback) for callback in callbacks} - {""}),
-        "samples": next(
-            (one.shape[0] for one in keras.tree.flatten(arguments.get("x")) if hasattr(one, "shape")), None
-        ),
+        "samples": _num_samples(arguments.get("x")),
+        "validation_samples": _num_samples(arguments.get("validation_data"), batches=True),
         "epochs": arguments.get("epochs", 1),
         "initial_epoch": arguments.get("initial_epoch", 0),
         "steps_per_execution": model.steps_per_execution,
         "steering": [type(callback).__name__ for callback in callbacks if _steers(callback)],
         "validation": f"every {arguments.get('validation_freq', 1)} epochs" if validates else "none",
+        "weights": _weights_of(model, callbacks) if is_built(model) else None,
         "readers": sorted({type(callback).__name__ for callback in callbacks if _reads_validation(callback)}),
         "may_run_out": steps is None or (arguments.get("steps_per_epoch") is not None and not _is_endless(arguments)),
         "may_stop_in_epoch": any(map(_may_stop_in_epoch, callbacks)),
@@ -84,7 +89,7 @@ def difference(plans: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str 
         names.append("validation")
     for name in names:
         values = [plan[name] for plan in plans]
-        if name == "steps" and None in values:  # found out when the first rank has run out of batches
+        if name in ("steps", "weights") and None in values:  # found out when a rank has run out of batches, or is built
             continue
         if any(value != values[0] for value in values):
             told = [", ".join(value) or "none" if isinstance(value, list) else value for value in values]
@@ -92,6 +97,23 @@ def difference(plans: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str 
             what = _ALIKE.get(name, "validation data in fit")
             return f"expected the same {what} on all ranks; received {per_rank(told, ranks)}; {remedy}."
     return None
+
+
+def _weights_of(model: keras.Model, callbacks: Sequence[Any]) -> str:
+    """Return the number of weights that train, and of their numbers, except those that differ by rank."""
+    sends = [one for one in callbacks if isinstance(one, BroadcastGlobalVariablesCallback)]
+    own = rank_local_variables(model, set().union(*(one.local_variables for one in sends)))
+    variables = [variable for variable in model.trainable_variables if native(variable).ref() not in own]
+    return f"{len(variables)} with {sum(math.prod(variable.shape) for variable in variables)} numbers"
+
+
+def _num_samples(data: Any, *, batches: bool = False) -> int | None:
+    """Return the number of samples in arrays, or else of `batches`; None if it is not known."""
+    sizes = [one.shape[0] for one in keras.tree.flatten(data) if hasattr(one, "shape")]
+    try:
+        return sizes[0] if sizes else len(data) if batches else None
+    except TypeError:  # it has no length, or an unknown one
+        return None
 
 
 def _file_of(callback: Any) -> str:

@@ -26,6 +26,8 @@ TRAINS = [
     *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
     *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
     *("metrics_of_one_value_a_class_and_words", "nan_on_one_rank", "own_callback_that_stops_one_rank"),
+    *("validation_of_unequal_length", "averages_of_weights_swapped_in", "accumulates_clips_and_averages"),
+    *("loss_weight_in_a_variable", "weights_and_momentum_set_by_callbacks"),
     *("early_stopping_on_one_ranks_value", "custom_layer_that_counts", "loss_that_is_a_sum", "sparse_inputs"),
 ]
 TOLERANCES = {"early_stopping_on_averages": 1e-3}  # its learning rate is so high that training gets worse
@@ -42,6 +44,8 @@ FAILS = {
     "other_initial_epoch": "same initial_epoch on all ranks; received 0 on rank 0, 1 on rank 1",
     "other_steps_per_execution": "same steps_per_execution on all ranks; received 1 on rank 0, 2 on rank 1",
     "validation_on_one_rank": "validation data in fit on all ranks; received every 1 epochs on rank 0, none on rank 1",
+    "classes_of_each_rank": "weights that train on all ranks; received 4 with 43 numbers on rank 0, 4 with 37 numbers",
+    "frozen_on_one_rank": "weights that train on all ranks; received 4 with 43 numbers on rank 0, 2 with 18 numbers on",
     "early_stopping_on_one_rank": "MetricAverageCallback, EarlyStopping on rank 0, BroadcastGlobalVariablesCallback, "
     "MetricAverageCallback on rank 1; give all ranks the same ones",
     "averages_on_one_rank": "MetricAverageCallback on rank 0, BroadcastGlobalVariablesCallback on rank 1",
@@ -123,6 +127,7 @@ def test_one_step_an_execution_is_told(job):
 
 def test_averages_other_than_of_the_whole_batch_are_told(job):
     assert job[1].count("an epoch has 48 on rank 0, 47 on rank 1 samples; ranks count equally in each batch") == 1
+    assert job[1].count("validation has 20 on rank 0, 12 on rank 1 samples or batches; ranks count equally") == 1
     assert job[1].count("the loss of this model is not a mean over samples (but a sum, or has a mask") == 1
 
 

@@ -93,3 +93,18 @@ def validation_on_one_rank(hvd, rank, size):
 def goes_on_after_all_that(hvd, rank, size):
     fit(hvd, compiled(hvd, network(rank)), rank, size)
     return {"weights": [0.0]}
+
+
+@fails
+def frozen_on_one_rank(hvd, rank, size):
+    model = network(rank)
+    model.layers[0].trainable = rank == 0
+    return fit(hvd, compiled(hvd, model), rank, size)
+
+
+@fails
+def classes_of_each_rank(hvd, rank, size):
+    """The number of classes is counted in each rank's samples."""
+    head = keras.layers.Dense(CLASSES - rank)
+    model = keras.Sequential([keras.Input((FEATURES,)), *network(rank).layers[:1], head])
+    return fit(hvd, compiled(hvd, model), rank, size)

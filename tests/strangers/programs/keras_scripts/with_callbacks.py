@@ -9,8 +9,10 @@ from stranger import (
     STEPS,
     callbacks,
     compiled,
+    distributed,
     fails,
     fit,
+    loss,
     network,
     samples,
     shard,
@@ -164,6 +166,60 @@ def early_stopping_on_one_ranks_value(hvd, rank, size):
     listed = [*callbacks(hvd), Value(), stop]
     history = model.fit(x, y, BATCH // size, 9, 0, listed, shuffle=False)
     return {"weights": model.weights, "epochs": history.epoch}
+
+
+@trains
+def validation_of_unequal_length(hvd, rank, size):
+    """Ranks count equally in averages of validation, so a line tells it; training stays that of the whole batch."""
+    x, y = samples(2, seed=7)
+    part = {0: slice(0, 20), 1: slice(20, 32)}[rank] if hvd else slice(None)
+    model = compiled(hvd, network(rank))
+    fit(hvd, model, rank, size, validation_data=(x[part], y[part]))
+    return model
+
+
+@trains
+def averages_of_weights_swapped_in(hvd, rank, size):
+    model = compiled(hvd, network(rank), keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7))
+    fit(hvd, model, rank, size, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), epochs=3)
+    return {"weights": model.trainable_weights}
+
+
+@trains
+def accumulates_clips_and_averages(hvd, rank, size):
+    options = {"gradient_accumulation_steps": 4, "global_clipnorm": 0.05, "use_ema": True, "ema_overwrite_frequency": 2}
+    model = compiled(hvd, network(rank), keras.optimizers.AdamW(0.05, weight_decay=0.2, ema_momentum=0.5, **options))
+    fit(hvd, model, rank, size, epochs=3)
+    return model
+
+
+@trains
+def loss_weight_in_a_variable(hvd, rank, size):
+    weight, usual = keras.Variable(1.0, trainable=False), loss()
+
+    class Weighs(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            weight.assign(1.0 / (1 + epoch))
+
+    model = network(rank)
+    model.compile(distributed(hvd, keras.optimizers.SGD(0.1)), lambda y, outputs: weight * usual(y, outputs))
+    fit(hvd, model, rank, size, Weighs())
+    return model
+
+
+@trains
+def weights_and_momentum_set_by_callbacks(hvd, rank, size):
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.momentum = 0.9 - 0.4 * epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            for variable in self.model.trainable_weights:
+                variable.assign(keras.ops.clip(variable, -0.4, 0.4))
+
+    model = compiled(hvd, network(rank))
+    fit(hvd, model, rank, size, Sets())
+    return model
 
 
 @fails
