@@ -40,5 +40,7 @@ def test_each_trains_as_usual_or_is_refused_in_a_line(results):
             assert result["status"] == 2 and REFUSED[name] in printed[-1], (name, result)
             assert len(printed) == 1 + len(result["losses"]), (name, result)
         else:
-            assert result["status"] == 0 and result["losses"] == usual["losses"], (name, result)
+            rounding = 1e-6 if "threads" in name else 0  # their number decides the order of some processors' sums
+            assert result["losses"] == pytest.approx(usual["losses"], rel=rounding, abs=0), (name, result)
+            assert result["status"] == 0, (name, result)
             assert len(printed) == (0 if name in SILENT else 1), (name, result)
