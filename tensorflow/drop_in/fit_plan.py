@@ -23,6 +23,7 @@ _ALIKE = {
     "epochs": "number of epochs",
     "initial_epoch": "initial_epoch",
     "steps_per_execution": "steps_per_execution",
+    "class_weight": "class_weight",
     "steering": "callbacks that act on training",
     "weights": "weights that train",
 }
@@ -31,6 +32,7 @@ _REMEDIES = {
     "epochs": "pass the same number on all ranks",
     "initial_epoch": "pass the same number on all ranks, as by hvd.broadcast_object(initial_epoch, 0)",
     "steps_per_execution": "compile with the same number on all ranks",
+    "class_weight": "count the classes in the samples of all ranks",
     "steering": "give all ranks the same ones in the same order; ModelCheckpoint, BackupAndRestore, loggers and "
     "TensorBoard may be on rank 0 alone",
     "weights": "build the same model, and set `trainable` alike before compile",
@@ -66,6 +68,7 @@ def plan_of_fit(
         "epochs": arguments.get("epochs", 1),
         "initial_epoch": arguments.get("initial_epoch", 0),
         "steps_per_execution": model.steps_per_execution,
+        "class_weight": str(arguments.get("class_weight") or None),
         "steering": [type(callback).__name__ for callback in callbacks if _steers(callback)],
         "validation": f"every {arguments.get('validation_freq', 1)} epochs" if validates else "none",
         "weights": _weights_of(model, callbacks) if is_built(model) else None,

@@ -43,6 +43,7 @@ FAILS = {
     "other_epochs": "same number of epochs on all ranks; received 2 on rank 0, 3 on rank 1; pass the same",
     "other_initial_epoch": "same initial_epoch on all ranks; received 0 on rank 0, 1 on rank 1",
     "other_steps_per_execution": "same steps_per_execution on all ranks; received 1 on rank 0, 2 on rank 1",
+    "class_weights_of_each_rank": "same class_weight on all ranks; received {0: 1.0, 1: 1.0, 2: 1.0} on rank 0",
     "validation_on_one_rank": "validation data in fit on all ranks; received every 1 epochs on rank 0, none on rank 1",
     "classes_of_each_rank": "weights that train on all ranks; received 4 with 43 numbers on rank 0, 4 with 37 numbers",
     "frozen_on_one_rank": "weights that train on all ranks; received 4 with 43 numbers on rank 0, 2 with 18 numbers on",

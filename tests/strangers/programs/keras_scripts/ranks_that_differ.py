@@ -85,6 +85,11 @@ def other_steps_per_execution(hvd, rank, size):
 
 
 @fails
+def class_weights_of_each_rank(hvd, rank, size):
+    return on_arrays(hvd, rank, 2, class_weight=dict.fromkeys(range(CLASSES), 1.0 + rank))
+
+
+@fails
 def validation_on_one_rank(hvd, rank, size):
     return on_arrays(hvd, rank, 2, validation_data=samples(1) if rank == 0 else None)
 
