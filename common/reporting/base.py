@@ -1,5 +1,6 @@
 """Interface through which a run reports its progress, a reporter that forwards to several, and the terminal's."""
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,9 +50,11 @@ def output_dir_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "make room" if error.errno in NO_ROOM else "move it elsewhere, or name another --output-dir"
+        if error.errno == errno.EROFS:
+            advice = "mount it for writing, or name another --output-dir"
         if not path.parent.exists():
             advice = "its folder was removed or renamed: name it by --output-dir as it is now, then --resume latest"
-        if any(any(folder.glob("checkpoints/step-*")) for folder in path.parents[:2]):
+        elif any(any(folder.glob("checkpoints/step-*")) for folder in path.parents[:2]):
             advice = f"the checkpoints are unharmed: {advice}, then --resume latest"
         raise UserError(f"expected to write {path}, received the error: {error.strerror}; {advice}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -20,7 +21,7 @@ from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.sharding import Position
 from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
-from allstep.common.reporting.base import epoch_line
+from allstep.common.reporting.base import epoch_line, output_dir_errors
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.training.beginning import set_aside
 
@@ -184,6 +185,14 @@ def test_what_is_no_file_is_not_full(kind, tmp_path):
     {"FIFO": os.mkfifo, "folder": os.mkdir, "loop": lambda path: path.symlink_to(path)}[kind](path)
     with pytest.raises(UserError, match="move it elsewhere, or name another --output-dir"):
         JsonLines(path)
+
+
+def test_a_file_system_that_became_read_only(tmp_path):
+    refused = pytest.raises(
+        UserError, match="Read-only file system; mount it for writing, or name another --output-dir"
+    )
+    with refused, output_dir_errors(tmp_path / "metrics.jsonl"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_a_fifo_is_neither_rewound_nor_written_to(tmp_path):
