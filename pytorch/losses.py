@@ -140,7 +140,7 @@ def with_heads(loss: Measure) -> Measure:
 
 
 def _reduced(outputs: Any, shape: tuple[int, ...]) -> Any:
-    if isinstance(outputs, (torch.Tensor, WithHeads)):
+    if isinstance(outputs, WithHeads):
         return outputs
     if type(outputs).__name__ in _HEADS:
         weight, names = _HEADS[type(outputs).__name__]

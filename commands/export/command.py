@@ -265,9 +265,9 @@ def _difference(
                 )
                 return 0.0 if same else float("inf"), False
             apart = [
-                np.abs(one.astype(np.float64) - expected).max()
+                np.abs(one.astype(np.float64).reshape(expected.shape) - expected).max()
                 for one in map(outputs.__getitem__, found)  # of several, the logits are those that are equal
-                if one.shape == expected.shape
+                if one.size == expected.size
             ]
     largest = min(filter(np.isfinite, apart), default=np.inf)
     return float(largest / max(1.0, np.abs(expected).max())), needs_file

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
     """Return the logits of a network that returns more: those of that name, or the only tensor (n, `shape`).
 
-    All is returned where these are not known, or it is one tensor.
+    All is returned where these are not known, or it is one tensor; one number for each sample gets an axis of its own.
     """
     if hasattr(outputs, "shape"):
-        return outputs
+        return outputs[:, None] if shape == (1,) and len(outputs.shape) == 1 else outputs
     is_mapping = isinstance(outputs, Mapping)
     named = outputs.get("logits") if is_mapping else getattr(outputs, "logits", None)
     if hasattr(named, "shape"):

@@ -39,6 +39,8 @@ from stranger_keras_networks import (
     with_named_input,
 )
 
+from allstep.tensorflow.session import Session
+
 TRAIN = {
     "spectral normalization": (VECTORS, lambda: stacked(VECTORS, layers.SpectralNormalization(layers.Dense(7)))),
     "batch norm over another axis": (
@@ -88,6 +90,18 @@ WRAPS = {
 def test_networks_train_on_their_logits(name):
     expected = plain(VECTORS, Custom, keras.optimizers.SGD(RATE))
     same_weights(trained(VECTORS, lambda: Returns(WRAPS[name]), **SGD), expected)
+
+
+def test_one_number_of_each_sample_needs_no_axis_of_its_own():
+    draw = np.random.default_rng(0)
+    data = draw.normal(size=(12, 5)).astype(np.float32), draw.normal(size=12).astype(np.float32)
+    model = keras.Sequential([layers.Input((5,)), layers.Dense(1), layers.Reshape(())])
+    expected = keras.models.clone_model(model)
+    expected.set_weights(model.get_weights())
+    expected.compile(keras.optimizers.SGD(RATE), "mse")
+    expected.fit(*data, batch_size=12, verbose=0)
+    Session(model, data, data, optimizer=keras.optimizers.SGD(RATE), epochs=1, global_batch_size=12).fit()
+    same_weights(model, expected)
 
 
 def without_decay_of_biases():

@@ -19,6 +19,7 @@ from allstep.common.training.trial_check import TrialCheck
 from allstep.pytorch.kept.pass_state import RUNNING, pass_state
 from allstep.pytorch.losses import build_loss, with_heads
 from allstep.pytorch.other_networks import build_other
+from allstep.pytorch.session import Session
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.fsdp import FSDP, stands_alone
 
@@ -140,6 +141,19 @@ def test_networks_train_on_their_logits(name):
 def test_outputs_that_are_not_known_are_refused_before_training(wrap):
     with pytest.raises(UserError, match=r"expected outputs \(n, 3\)"):
         build_other("a program", SMALL, 0, Returns(wrap))
+
+
+def test_one_number_of_each_sample_needs_no_axis_of_its_own():
+    """Oracle: a step of PyTorch."""
+    inputs, targets = torch.randn(12, 5), torch.randn(12)
+    trained = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))
+    expected = copy.deepcopy(trained)
+    nn.functional.mse_loss(expected(inputs), targets).backward()
+    torch.optim.SGD(expected.parameters(), 0.1).step()
+    data, optimizer = (inputs, targets), torch.optim.SGD(trained.parameters(), 0.1)
+    Session(trained, data, data, optimizer=optimizer, epochs=1, global_batch_size=12).fit()
+    assert trained(inputs).shape[0] == 12
+    torch.testing.assert_close(trained[0].weight, expected[0].weight)
 
 
 @pytest.mark.parametrize(("ends_in_softmax", "loss"), [(True, None), (False, None), (True, "nll.py:of_probabilities")])
