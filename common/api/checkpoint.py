@@ -17,7 +17,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError, warn
 from allstep.common.files import array_json
-from allstep.common.files.disk import discard, foreign_entries, unused
+from allstep.common.files.disk import discard, foreign_entries, is_expendable, unused
 from allstep.common.launch.placement import find_placement
 
 _REPLACED = ".old-"
@@ -61,7 +61,7 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
         if path.with_name(path.name.removeprefix(_REPLACED)).exists():
             discard(path, array_json.is_own_file)
     for _, old in _found(folder)[:-keep]:
-        if os.access(old, os.W_OK) and not foreign_entries(old, array_json.is_own_file):
+        if is_expendable(old, array_json.is_own_file):
             discard(old, array_json.is_own_file)
 
 

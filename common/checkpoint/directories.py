@@ -11,7 +11,7 @@ from pathlib import Path
 from allstep.common.base.errors import UserError, quote
 from allstep.common.checkpoint.manifest import file_name
 from allstep.common.checkpoint.state import FILES
-from allstep.common.files.disk import discard, foreign_entries, unused
+from allstep.common.files.disk import discard, foreign_entries, is_expendable, unused
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of checkpoints being written or deleted
@@ -30,7 +30,7 @@ def remove(directory: Path) -> None:
 
     Keep one that holds other files, or that its user protects from being written.
     """
-    if foreign_entries(directory, is_own_file) or not os.access(directory, os.W_OK):
+    if not is_expendable(directory, is_own_file):
         return
     doomed = directory.with_name(TEMPORARY + directory.name)
     directory.rename(doomed)

@@ -115,6 +115,11 @@ def foreign_entries(folder: Path, is_own: IsOwn) -> list[str]:
         )
 
 
+def is_expendable(folder: Path, is_own: IsOwn) -> bool:
+    """Return whether allstep may remove a folder: it holds nothing foreign, and its user lets it be written."""
+    return not foreign_entries(folder, is_own) and os.access(folder, os.W_OK)
+
+
 def discard(folder: Path, is_own: IsOwn) -> None:
     """Remove a folder that holds nothing foreign; any other belongs to the user, whatever its name is.
 
