@@ -256,18 +256,18 @@ def _difference(
             *_, reason = ["no reason", *done.stderr.strip().splitlines()]
             raise UserError(f"--to {form}: the file cannot be loaded again: {quote(reason)}; nothing is written")
         with np.load(found) as outputs:
-            needs_file, found = "needs_file" in outputs.files, [n for n in outputs.files if n.startswith("outputs/")]
-            if not found:  # weights alone, which must be the same
+            needs_file, names = "needs_file" in outputs.files, [n for n in outputs.files if n.startswith("outputs/")]
+            if not names:  # weights alone, which must be the same
                 weights = {name.removeprefix("model/") for name in network.shapes()}
                 state = network.model.state_dict()
                 same = weights <= set(outputs.files) and all(
                     np.array_equal(outputs[name], state[name].cpu().numpy()) for name in weights
                 )
                 return 0.0 if same else float("inf"), False
-            apart = [
+            differences = [
                 np.abs(one.astype(np.float64).reshape(expected.shape) - expected).max()
-                for one in map(outputs.__getitem__, found)  # of several, the logits are those that are equal
+                for one in map(outputs.__getitem__, names)  # of several, the logits are those that are equal
                 if one.size == expected.size
             ]
-    largest = min(filter(np.isfinite, apart), default=np.inf)
-    return float(largest / max(1.0, np.abs(expected).max())), needs_file
+    apart = min(filter(np.isfinite, differences), default=np.inf)
+    return float(apart / max(1.0, np.abs(expected).max())), needs_file

@@ -94,7 +94,7 @@ def _outputs(form, path, samples, model):
 
 
 def _leaves(outputs):
-    """Return the arrays of what a model of Keras returns, each by names that begin with outputs/."""
+    """Return the arrays of what a model of Keras returns, by names that begin with outputs/."""
     import keras
 
     return {f"outputs/{number}": np.asarray(one) for number, one in enumerate(keras.tree.flatten(outputs))}

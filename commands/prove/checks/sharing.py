@@ -152,8 +152,8 @@ def _used(rank: Rank, loop: Loop) -> float:
     calls = [index for index in rank.training_calls if vars(rank.records[index])["loop"] == loop.number]
     before = rank.records[: max(calls, default=0)]
     num_loaded = sum(len(one.rows) for one in before if isinstance(one, Yielded) and one.loop == loop.number)
-    calls = (one for one in rank.forwards(training=True) if one.loop == loop.number)
-    return sum(one.num_bytes or len(one.rows) for one in calls) / num_loaded if num_loaded else 0.0
+    given = (one for one in rank.forwards(training=True) if one.loop == loop.number)
+    return sum(one.num_bytes or len(one.rows) for one in given) / num_loaded if num_loaded else 0.0
 
 
 def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
