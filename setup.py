@@ -56,7 +56,7 @@ def packed(patch):
 
 
 class Compressor:
-    """Counterpart of zlib.compressobj by libdeflate, whose streams are 2 % smaller than those of zlib's best level."""
+    """Counterpart of zlib.compressobj by zopfli, whose streams are 2.4 % smaller than those of zlib's best level."""
 
     def __init__(self):
         self._parts = []
@@ -66,9 +66,9 @@ class Compressor:
         return b""
 
     def flush(self):
-        import deflate  # a build need that an editable installation does without
+        import zopfli.zlib  # a build need that an editable installation does without
 
-        return bytes(deflate.deflate_compress(b"".join(self._parts), 12))
+        return zopfli.zlib.compress(b"".join(self._parts))[2:-4]  # without the header and checksum of zlib's format
 
 
 class BdistWheel(bdist_wheel):

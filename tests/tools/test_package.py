@@ -51,7 +51,7 @@ def build(source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    need_packages("deflate")  # `pip wheel` installs it where a build may be isolated
+    need_packages("zopfli")  # `pip wheel` installs it where a build may be isolated
     return build(sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
 
 
