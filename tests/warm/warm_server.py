@@ -113,6 +113,7 @@ def serve(framework, listener):
         parts = [f"allstep.{framework}.{name}" for name in _PARTS]
         for module in (*_MODULES[framework], *parts, *_SHARED):
             importlib.import_module(module)
+    importlib.import_module("sklearn.datasets")
     _parse_flags()
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     assert len(os.listdir("/proc/self/task")) == 1  # a fork has one thread
