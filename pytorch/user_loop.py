@@ -18,7 +18,7 @@ from allstep.common.api.user_loop import Order, Shard, Steps
 from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.exact.replica_check import check_replicas_equal
-from allstep.common.launch.placement import find_placement
+from allstep.common.launch.current_ranks import current_ranks
 from allstep.pytorch.compat import takes_cpu_tensors
 from allstep.pytorch.kept.network_state import as_array
 
@@ -39,15 +39,19 @@ def shard(
         options: arguments of the `DataLoader` that reads them: num_workers, pin_memory, collate_fn, ...
 
     Raises:
-        UserError: there are no samples, or see `sharding.check`.
+        UserError: `dataset` is not map-style, there are no samples, or see `sharding.check`.
     """
+    if isinstance(dataset, tuple) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise UserError(
+            f"expected a map-style data set to shard, with __getitem__ and __len__, received {type(dataset).__name__}; "
+            "pass TensorDataset(inputs, targets) for tensors, loader.dataset for a DataLoader"
+        )
 
     def read(indices: Iterator[np.ndarray]) -> Iterator[Any]:
         batches = [batch.tolist() for batch in indices]
         yield from torch.utils.data.DataLoader(dataset, batch_sampler=batches, **options)
 
-    num_samples = len(dataset)  # pyright: ignore[reportArgumentType]
-    return Shard(Order(num_samples, global_batch_size, seed=seed, drop_last=drop_last), read)
+    return Shard(Order(len(dataset), global_batch_size, seed=seed, drop_last=drop_last), read)
 
 
 def watch(*, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> contextlib.AbstractContextManager[Steps]:
@@ -77,7 +81,7 @@ def _collectives() -> Collectives:
 
         horovod = sys.modules["horovod.torch"]
         return HorovodCollectives(horovod.rank(), horovod.size())
-    if find_placement().world_size > 1:
+    if current_ranks()[1] > 1:
         raise UserError(
             "expected hvd.init() or torch.distributed.init_process_group() before, received neither; call one of them"
         )

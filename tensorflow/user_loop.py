@@ -18,7 +18,7 @@ from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.data.formats.python_file import as_split
 from allstep.common.exact.replica_check import check_replicas_equal
-from allstep.common.launch.placement import find_placement
+from allstep.common.launch.current_ranks import current_ranks
 
 
 def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: bool = False) -> Shard:
@@ -69,6 +69,6 @@ def _collectives() -> Collectives:
         from allstep.tensorflow.strategies.horovod import HorovodCollectives
 
         return HorovodCollectives(horovod.rank(), horovod.size())
-    if find_placement().world_size > 1:
+    if current_ranks()[1] > 1:
         raise UserError("expected hvd.init() before, received none; call it")
     return OneRank()

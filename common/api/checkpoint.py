@@ -18,7 +18,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, warn
 from allstep.common.files import array_json
 from allstep.common.files.disk import discard, foreign_entries, is_expendable, unused
-from allstep.common.launch.placement import find_placement
+from allstep.common.launch.current_ranks import current_ranks
 
 _REPLACED = ".old-"
 _NAME = re.compile(rf"(?:{re.escape(_REPLACED)})?step-(\d{{8,}})")
@@ -40,7 +40,8 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
     """
     if step < 0 or keep < 1:
         raise UserError(f"expected step >= 0 and keep >= 1, received {step} and {keep}")
-    if find_placement().rank:
+    rank, _ = current_ranks()
+    if rank:
         return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.sharding import Position, check, global_batch, rank_slice, sample_order
-from allstep.common.launch.placement import Placement, find_placement
+from allstep.common.launch.current_ranks import current_ranks
+from allstep.common.launch.placement import find_placement
 from allstep.common.process import exit
 from allstep.common.watch import Limits, ProgressState, watching
 
@@ -33,19 +35,20 @@ class Order:
         *,
         seed: int,
         drop_last: bool,
-        placement: Placement | None = None,
+        ranks: Callable[[], tuple[int, int]] = current_ranks,
     ) -> None:
-        """Check the arguments; `placement` is this rank's placement, by default the one from its launcher.
+        """Check the arguments; `ranks` returns this rank and the world size, which an elastic job may change.
 
         Raises:
-            UserError: see `common.data.sharding.check`.
+            UserError: see `common.data.sharding.check` and `current_ranks`.
         """
+        ranks()
         check(num_samples, global_batch_size, drop_last=drop_last)
         self.num_samples: int = num_samples
         self.global_batch_size: int = global_batch_size
         self.seed: int = seed
         self.drop_last: bool = drop_last
-        self.placement: Placement = placement or find_placement()
+        self._ranks = ranks
 
     def rest_of_epoch(self, position: Position) -> Iterator[tuple[np.ndarray, float, Position]]:
         """Yield batches from `position` to the end of its epoch: sample indices, their weight, and the next position.
@@ -53,7 +56,7 @@ class Order:
         The weight times the mean loss of the samples, averaged over ranks, is the mean loss of the global batch. If a
         global batch has fewer samples than ranks, some ranks get a sample of weight 0, since all ranks must take part.
         """
-        num, rank, world_size = self.num_samples, self.placement.rank, self.placement.world_size
+        num, (rank, world_size) = self.num_samples, self._ranks()
         while bounds := global_batch(position, num, self.global_batch_size, drop_last=self.drop_last):
             begin, end = rank_slice(*bounds, rank=rank, world_size=world_size)
             positions = np.arange(begin, max(end, begin + 1)) % num
@@ -122,6 +125,13 @@ def watch(collectives: Collectives, *, stall_timeout: float = 10.0, fault_timeou
         fault_timeout: seconds until the job ends after a host has become unreachable.
     """
     placement, state = find_placement(), ProgressState()
+    rank, world_size = collectives.rank, collectives.world_size
+    if (rank, world_size) != (placement.rank, placement.world_size):
+        raise UserError(
+            f"expected watch() to be called on the ranks that a launcher has started, received rank {rank} of "
+            f"{world_size}, by the launcher {placement.rank} of {placement.world_size}; start them by torchrun or "
+            "horovodrun, and leave watch() out of an elastic job"
+        )
     limits = Limits(stall=stall_timeout, silence=fault_timeout, launcher=0.0)
     with watching(collectives, placement, state, limits):
         try:

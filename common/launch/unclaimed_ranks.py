@@ -7,6 +7,7 @@ for is an error.
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 
 from allstep.common.base.errors import UserError, quoted
@@ -59,8 +60,19 @@ def default_strategy(placement: Placement, strategies: Collection[str], environ:
     return "horovod" if placement.launcher or _allocated_tasks(environ) > 1 else "single"
 
 
+def process_group() -> tuple[int, int] | None:
+    """Return rank and world size of the process group that the program has initialised in PyTorch, if any."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return None
+
+
 def _signs(environ: Mapping[str, str], *, chosen: bool, to_train_alone: str) -> Iterator[tuple[str, str, str]]:
     """Yield what was expected, what was received, and what to do, for each sign."""
+    if (group := process_group()) and group[1] > 1:
+        received = f"a process group of {group[1]} ranks, which the program has started itself"
+        yield "ranks of a launcher", received, "start them by torchrun, in place of torch.multiprocessing.spawn"
     lone = [name for name in _LONE_RANKS if name in environ]
     if lone and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) != ("0", "1"):
         received = " and ".join(f"{name}={quoted(environ[name])}" for name in lone)

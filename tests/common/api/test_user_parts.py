@@ -119,8 +119,8 @@ def test_a_checkpoint_that_is_being_replaced_is_found(tmp_path):
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_every_sample_comes_once_on_any_number_of_ranks(drop_last):
     def seen(world_size: int) -> list[set[int]]:
-        places = [Placement("test", rank, world_size, rank, world_size, 0, ("a",)) for rank in range(world_size)]
-        orders = [Order(103, 10, seed=1, drop_last=drop_last, placement=placement) for placement in places]
+        ranks = [lambda rank=rank: (rank, world_size) for rank in range(world_size)]
+        orders = [Order(103, 10, seed=1, drop_last=drop_last, ranks=each) for each in ranks]
         steps = zip(*(order.rest_of_epoch(Position(2, 0)) for order in orders), strict=True)
         batches = []
         for step in steps:
@@ -134,7 +134,7 @@ def test_every_sample_comes_once_on_any_number_of_ranks(drop_last):
 
 
 def test_a_shard_goes_on_at_any_batch():
-    order = Order(23, 5, seed=0, drop_last=False, placement=ALONE)
+    order = Order(23, 5, seed=0, drop_last=False)
 
     def read_ahead(indices):
         return iter([batch.tolist() for batch in indices])

@@ -1,0 +1,37 @@
+"""Ranks of a user's loop that differ from the launcher's variables. Oracle: each sample is trained once."""
+
+import json
+import sys
+
+import pytest
+from ranks import REPOSITORY, run
+
+from allstep.common.api import checkpoint
+
+PROGRAMS = REPOSITORY / "tests/launch/programs"
+
+
+def test_ranks_that_a_program_spawns_share_the_samples_or_are_refused(tmp_path):
+    result = run(sys.executable, PROGRAMS / "spawned_ranks.py", tmp_path)
+    assert result.returncode == 0, result.output
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(ranks[0]["samples"] + ranks[1]["samples"]) == list(range(10))
+    assert checkpoint.load(tmp_path / "checkpoints") == (1, {"rank": 0})
+    for rank, found in enumerate(ranks):
+        assert "received a process group of 2 ranks, which the program has started itself" in found["session"]
+        assert f"received rank {rank} of 2, by the launcher 0 of 1" in found["watch"]
+
+
+@pytest.mark.cold
+def test_the_rank_that_is_left_of_an_elastic_job_trains_all_samples_and_saves(tmp_path):
+    (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    job = ("-np", 2, "--min-np", 1, "--max-np", 2, "--host-discovery-script", f"cat {tmp_path}/hosts")
+    result = run("horovodrun", *job, sys.executable, PROGRAMS / "elastic_loop.py", tmp_path / "checkpoints")
+    assert result.returncode == 0, result.output
+    trained = [line.partition("trained ")[2].split() for line in result.stdout.splitlines() if "trained" in line]
+    alone = [int(sample) for size, *samples in trained if size == "1" for sample in samples]
+    before = [int(sample) for size, *samples in trained if size == "2" for sample in samples]
+    assert len(alone) == len(set(alone)) in (8, 12)  # it goes on after step 2, or after step 1 if that was committed
+    assert set(alone) | set(before) == set(range(16))
+    saved = checkpoint.load(tmp_path / "checkpoints")
+    assert saved and saved[0] == 4
