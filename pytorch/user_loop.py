@@ -63,8 +63,13 @@ def check_replicas(model: torch.nn.Module, moment: str = "") -> None:
     """Compare the weights of all ranks bit by bit; all ranks call it.
 
     Raises:
+        UserError: the ranks keep parts of the weights, under FSDP or as DTensors.
         Fault: weights differ; the message names the ranks and the first weight.
     """
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()) or any(
+        hasattr(parameter, "to_local") for parameter in model.parameters()
+    ):
+        raise UserError("check_replicas compares whole weights, and the ranks of this model have parts; leave it out")
     parameters = ((name, as_array(parameter)) for name, parameter in model.named_parameters())
     check_replicas_equal(parameters, _collectives(), moment or "where check_replicas is called")
 

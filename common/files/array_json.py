@@ -66,8 +66,9 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if hasattr(value, "detach"):  # a torch tensor on any device
         try:
             value = value.detach().cpu().numpy()
-        except (TypeError, NotImplementedError, RuntimeError):  # of bfloat16, sparse, on no device
-            raise _unknown(f"a tensor of {value.dtype} ({value.layout}, on {value.device})") from None
+        except (TypeError, NotImplementedError, RuntimeError):  # of bfloat16, sparse, in shards, on no device
+            kind = type(value).__name__
+            raise _unknown(f"{kind} of {value.dtype} ({value.layout}, on {value.device})") from None
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and not np.ma.isMaskedArray(value):
         arrays.append(value)
         return {_ARRAY: len(arrays) - 1}

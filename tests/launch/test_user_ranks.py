@@ -19,6 +19,7 @@ def test_ranks_that_a_program_spawns_share_the_samples_or_are_refused(tmp_path):
     assert checkpoint.load(tmp_path / "checkpoints") == (1, {"rank": 0})
     for rank, found in enumerate(ranks):
         assert "received a process group of 2 ranks, which the program has started itself" in found["session"]
+        assert "the ranks of this model have parts" in found["replicas"]
         assert f"received rank {rank} of 2, by the launcher 0 of 1" in found["watch"]
 
 

@@ -46,7 +46,7 @@ def test_values_come_back_as_they_were(tmp_path):
         ({None: 0}, "dict"),
         (np.array([object()]), "ndarray of object"),
         (np.ma.masked_array([1, 2], [0, 1]), "MaskedArray of int64"),
-        (torch.ones(2, dtype=torch.bfloat16), "a tensor of torch.bfloat16"),
+        (torch.ones(2, dtype=torch.bfloat16), "Tensor of torch.bfloat16"),
         (torch.eye(2).to_sparse(), "torch.sparse_coo"),
     ],
 )

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 from allstep import UserError, checkpoint
-from allstep.pytorch import Session, shard, watch
+from allstep.pytorch import Session, check_replicas, shard, watch
 
 FOLDER = Path(sys.argv[1])
 
@@ -29,6 +30,7 @@ def main(rank):
     checkpoint.save(FOLDER / "checkpoints", 1, {"rank": rank})
     found["session"] = refusal(lambda: Session(torch.nn.Linear(1, 2), samples, epochs=1, batch_size=2).fit())
     found["watch"] = refusal(lambda: watch().__enter__())
+    found["replicas"] = refusal(lambda: check_replicas(fully_shard(torch.nn.Linear(2, 2))))
     (FOLDER / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
