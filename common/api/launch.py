@@ -55,9 +55,10 @@ def launch(function: Callable[..., Any], *arguments: Any, num_ranks: int, launch
         (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, arguments)))
         command = [word.format(ranks=num_ranks) for word in LAUNCHERS[launcher]]
         status = _run([*command, "-m", __name__, name])
-        if status:
+        results = [folder / str(rank) for rank in range(num_ranks)]
+        if status or not all(result.exists() for result in results):  # a rank may have called sys.exit()
             raise Fault(f"expected all {num_ranks} ranks to return, received exit status {status} from {launcher}")
-        return [array_json.load(folder / str(rank)) for rank in range(num_ranks)]
+        return [array_json.load(result) for result in results]
 
 
 def _run(command: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Ranks of a user's loop that differ from the launcher's variables. Oracle: each sample is trained once."""
+"""Ranks that a user's program starts or loses. Oracle: each sample is trained once."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 from ranks import REPOSITORY, run
 
+import allstep
 from allstep.common.api import checkpoint
 
 PROGRAMS = REPOSITORY / "tests/launch/programs"
@@ -36,3 +37,9 @@ def test_the_rank_that_is_left_of_an_elastic_job_trains_all_samples_and_saves(tm
     assert set(alone) | set(before) == set(range(16))
     saved = checkpoint.load(tmp_path / "checkpoints")
     assert saved and saved[0] == 4
+
+
+@pytest.mark.launch
+def test_a_rank_that_exits_without_a_result_is_told():
+    with pytest.raises(allstep.Fault, match="expected all 1 ranks to return, received exit status 0 from horovodrun"):
+        allstep.launch(sys.exit, 0, num_ranks=1)
