@@ -6,13 +6,13 @@ and what the sums come to.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
@@ -23,6 +23,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.loader import Batch, validation_batches
 from allstep.common.training.counted import BUILT_IN, Counts, Scores, errors, of_classes, signs, top
+from allstep.common.training.user_metric import UserMetric, as_number
 from allstep.common.training.worker import Worker
 from allstep.common.watch import ProgressState
 
@@ -56,6 +57,7 @@ class Metrics:
         """
         self.metrics: tuple[Metric, ...] = tuple(_metric(name, dataset) for name in names)
         self._best_by, self.of_scores = best_by, of_scores
+        self.has_user_metric = any(user_file.parse(name) for name in names)
 
     def score(self, loss: float, values: Mapping[str, Any]) -> float | None:
         """Return what is higher for the better checkpoint; None if it is not finite.
@@ -76,7 +78,7 @@ class Metrics:
 
     def compute(self, totals: Mapping[str, Counts]) -> dict[str, Any]:
         """Return the value of each metric by its field's name; None for a number that is not finite."""
-        return {field_of(one.name): _plain(one.compute(totals[one.counter])) for one in self.metrics}
+        return {field_of(one.name): as_number(one.compute(totals[one.counter])) for one in self.metrics}
 
 
 def build_metrics(config: TrainConfig, dataset: Dataset) -> Metrics:
@@ -91,6 +93,7 @@ class Tally:
 
     metrics: Metrics
     num_rows: int
+    _names: dict[str, Collection[str]] = field(default_factory=dict)
     _whole: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     _sums: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
 
@@ -98,17 +101,24 @@ class Tally:
         """Add the counts of some samples; those of padding, with `counts` off, only tell what there is to count."""
         given: Any = Scores(outputs) if self.metrics.of_scores else outputs
         for counter, update in {one.counter: one.update for one in self.metrics.metrics}.items():
-            for name, value in update(given, targets).items():
+            counted = update(given, targets)
+            if self._names.setdefault(counter, counted.keys()) != counted.keys():
+                raise UserError(
+                    f"update() of --metrics {counter} returns counts of other names than before; return the same for "
+                    "all batches, 0 for what does not occur"
+                )
+            for name, value in counted.items():
                 array = np.asarray(value)
                 key = counter, name
-                if array.dtype.kind in "biu":
+                if array.dtype.kind in "biu" and key not in self._sums:
                     kept = self._whole.setdefault(key, np.zeros(array.shape, np.int64))
-                elif array.dtype.kind == "f":
+                elif array.dtype.kind in "biuf" and key not in self._whole:
                     rows = self._sums.setdefault(key, np.zeros((self.num_rows, *array.shape)))
                     kept = rows[row, ...]
                 else:
                     raise UserError(
-                        f"update() of --metrics {counter} returns {array.dtype}; return whole numbers or floats"
+                        f"update() of --metrics {counter} returns {array.dtype}; return whole numbers or floats, the "
+                        "same for all batches"
                     )
                 if kept.shape != array.shape:
                     raise UserError(
@@ -120,7 +130,9 @@ class Tally:
 
     def totals(self, collectives: Collectives) -> dict[str, dict[str, np.ndarray]]:
         """Return the counts of all ranks; all of them call it."""
-        arrays = [*self._whole.items(), *self._sums.items()]
+        arrays = [item for counts in (self._whole, self._sums) for item in sorted(counts.items(), key=str)]
+        if self.metrics.has_user_metric:
+            self._check_alike(arrays, collectives)
         local = np.concatenate([array.ravel().astype(np.float64) for _, array in arrays])
         ends = np.cumsum([array.size for _, array in arrays])
         totals: dict[str, dict[str, np.ndarray]] = {}
@@ -129,6 +141,17 @@ class Tally:
             total = total.astype(np.int64) if key in self._whole else total.sum(axis=0)
             totals.setdefault(key[0], {})[key[1]] = total
         return totals
+
+    @staticmethod
+    def _check_alike(arrays: Sequence[tuple[tuple[str, str], np.ndarray]], collectives: Collectives) -> None:
+        """Raise UserError unless all ranks have counts of the same names, types and shapes."""
+        text = repr([(*key, array.dtype, array.shape) for key, array in arrays])
+        found = collectives.all_gather(np.array([xxhash.xxh64_intdigest(text.encode()) >> 1], np.int64))
+        if (found != found[0]).any():
+            raise UserError(
+                "update() of a metric returns counts of other names, types or shapes on other ranks; return the same "
+                "for all batches, 0 (or 0.0) for what does not occur"
+            )
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -145,7 +168,9 @@ def best_classes(logits: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarra
 
 def _metric(name: str, dataset: Dataset) -> Metric:
     if file := user_file.parse(name):
-        return _users(name, file)
+        user_metric = UserMetric(name, file)
+        user_metric.check(dataset)
+        return Metric(name, name, user_metric.update, user_metric.compute, user_metric.lower_is_better)
     if dataset.task == "regression" and name == "accuracy":
         return Metric(name, "signs", signs, lambda counts: counts["right"] / counts["all"])
     if number := top_k(name):
@@ -160,38 +185,6 @@ def _metric(name: str, dataset: Dataset) -> Metric:
         _, targets = dataset.validation.read(np.zeros(1, np.int64), epoch=0)
         counter, update = "centred", partial(errors, centre=targets[0].astype(np.float64))
     return Metric(name, counter, update, compute, entry_of(name).lower_is_better)
-
-
-def _users(name: str, file: tuple[Any, str]) -> Metric:
-    """Return the metric that an object, or a class without arguments, in a user's file is."""
-    found = user_file.find(*file, "--metrics")
-    if isinstance(found, type):
-        found = user_file.call(found, flag="--metrics")
-    if not all(callable(getattr(found, method, None)) for method in ("update", "compute")):
-        received = "nothing" if found is None else type(found).__name__
-        raise UserError(f"--metrics {name} needs update(outputs, targets) and compute(counts), received {received}")
-    has_names: list[bool] = []
-
-    def update(outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-        counts = user_file.call_often(found.update, outputs, targets, flag="--metrics")
-        has_names[:] = [isinstance(counts, Mapping)]
-        return counts if has_names[0] else {"": counts}
-
-    def compute(counts: Counts) -> Any:
-        return user_file.call(found.compute, counts if has_names[0] else counts[""], flag="--metrics")
-
-    return Metric(name, name, update, compute, bool(getattr(found, "lower_is_better", False)))
-
-
-def _plain(value: Any) -> Any:
-    """Return a metric's value as JSON has it."""
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (bool, np.bool_, int, np.integer)):
-        return int(value)
-    if not isinstance(value, (float, np.floating)):
-        raise UserError(f"compute() of a metric returns {type(value).__name__}; return a number or a list of numbers")
-    return float(value) if math.isfinite(value) else None
 
 
 class Stopped(Exception):

@@ -21,7 +21,7 @@ from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.reporting.base import first_metric
 from allstep.common.reporting.trackers import scalars
-from allstep.common.training.metrics import Metrics
+from allstep.common.training.metrics import Metric, Metrics
 
 RANDOM = np.random.default_rng(0)
 CLASSES = 7  # class 5 is never a target, class 6 neither a target nor predicted
@@ -223,13 +223,44 @@ def test_a_metric_that_does_not_fit_is_refused(data, flags, expected):
         ("number", "needs update.* and compute.*, received int"),
         ("raises", r"received ValueError: bad in line \d+ of .*user_metric.py"),
         ("text", "returns <U1; return whole numbers or floats"),
-        ("grows", r"counts of shape \(\d+,\) after"),
+        ("grows", "expected counts or sums that add up"),
         ("says", "compute.. of a metric returns str"),
+        ("Mean", "expected counts or sums that add up"),
+        ("Largest", "expected counts or sums that add up"),
+        ("PerClass", "expected counts or sums that add up, of the same names each time"),
+        ("Remembers", "received another value for the same counts after other calls of update"),
     ],
 )
 def test_a_wrong_metric_of_the_users_is_one_line(name, expected):
     with pytest.raises(UserError, match=expected):
         Job(1, "--epochs", 1, "--metrics", f"{METRIC}:{name}", "--global-batch-size", 20).train()
+
+
+def test_a_metric_may_change_what_it_is_given_and_return_a_list_of_counts(tmp_path):
+    plain, spoilt = (
+        train(2, tmp_path / name, "--epochs", 1, "--metrics", *names, "accuracy", "--best-by", "loss")
+        for name, names in {"plain": (), "spoilt": (f"{METRIC}:Spoils", f"{METRIC}:Listed", "confusion-matrix")}.items()
+    )
+    assert of("epoch", spoilt, "validation_accuracy") == of("epoch", plain, "validation_accuracy")
+    [[_, num_zeros]], [matrix] = (of("epoch", spoilt, f"validation_{name}") for name in ("Listed", "confusion_matrix"))
+    assert num_zeros == sum(matrix[0]) > 0
+
+
+def test_counts_of_other_names_on_other_ranks_are_refused():
+    group = Group(2)
+
+    def one(rank: int) -> None:
+        found = Metrics([], dataset(LABELS, "classification", CLASSES), "loss")
+        found.metrics = (Metric("own", "own", lambda outputs, targets: {f"class {targets[0]}": 1}, sum),)
+        found.has_user_metric = True
+        tally = found.tally(1)
+        tally.add(0, LOGITS, np.full(100, rank))
+        tally.totals(ThreadCollectives(group, rank, 2))
+
+    with ThreadPoolExecutor(2) as pool:
+        for result in [pool.submit(one, rank) for rank in range(2)]:
+            with pytest.raises(UserError, match="of other names, types or shapes on other ranks"):
+                result.result()
 
 
 def test_the_metrics_of_weights_with_ema_are_reported(tmp_path):

@@ -47,3 +47,49 @@ raises = Wrong(_raise)
 text = Wrong(lambda targets: np.array(["a"]))
 grows = Wrong(lambda targets: np.zeros(len(targets)))
 says = Wrong(len, "much")
+
+
+class PerClass:
+    """Number of samples of each class, by the name of the class, all in some batches only."""
+
+    def update(self, outputs, targets):
+        return {f"class {label}": int((targets == label).sum()) for label in np.unique(targets)}
+
+    def compute(self, counts):
+        return [np.sum(list(counts.values()))]
+
+
+class Mean(Worst):
+    def update(self, outputs, targets):
+        return {"wrong": (outputs.argmax(1) != targets).mean(), "all": 1}
+
+
+class Largest(Worst):
+    def update(self, outputs, targets):
+        return {"wrong": outputs.max(), "all": len(targets)}
+
+
+class Remembers(Worst):
+    """Keeps its counts to itself."""
+
+    seen = 0
+
+    def update(self, outputs, targets):
+        self.seen += len(targets)
+        return {}
+
+    def compute(self, counts):
+        return self.seen
+
+
+class Spoils(Worst):
+    """Counts all samples as class 1, in the arrays that it gets."""
+
+    def update(self, outputs, targets):
+        outputs[:], targets[:] = 0, 1
+        return {"wrong": 0, "all": len(targets)}
+
+
+class Listed(Worst):
+    def compute(self, counts):
+        return [counts["wrong"], counts["all"]]
