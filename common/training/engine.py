@@ -53,17 +53,21 @@ def fit(run: Run) -> bool:
     saved. Raises UserError if a loss is not finite, or a checkpoint cannot be written; Fault, which names the step, if
     the ranks have diverged or a step failed.
     """
+    is_done, progress = True, run.session.progress
     with _naming_the_step(run.progress_state, deterministic=run.session.config.same_bits):
-        is_done = True
         try:
             _fit(run)
         except StopTraining:
-            pass
+            run.progress_state.step = progress.step
+            if progress.step:
+                run.saver.save(progress)
         except Stopped:
-            progress = run.session.progress
             run.progress_state.step = progress.step
             run.saver.save(progress)
             is_done = False
+        if is_done:
+            _report_end(run)
+        run.progress_state.enter("hooks")
         for hook in run.session.hooks:
             hook.on_end(run.session)
     return is_done
@@ -80,6 +84,10 @@ def _fit(run: Run) -> None:
     while progress.position.epoch < run.schedule.num_epochs and progress.epochs_without_gain < patience:
         _train_epoch(run)
         _finish_epoch(run)
+
+
+def _report_end(run: Run) -> None:
+    session, worker = run.session, run.session.worker
     run.reporter.event(
         "end",
         weights_checksum=checksum(worker.export_weights()),
@@ -123,8 +131,12 @@ def _train_epoch(run: Run) -> None:
         result = worker.train_step(batch, rate, loss_scale or 1.0)
         steps.add(StartedStep(progress.step + 1, batch, rate, loss_scale, result))
         progress.step, progress.position, progress.learning_rate = progress.step + 1, batch.position, rate
-        for hook in session.hooks:
-            hook.on_step(session)
+        try:
+            for hook in session.hooks:
+                hook.on_step(session)
+        except StopTraining:
+            steps.finish()
+            raise
         if progress.step == 1:
             progress_state.enter("check")
             session.check_replicas(worker.parameters(), worker.collectives, "after step 1")
@@ -214,7 +226,7 @@ def _finish_epoch(run: Run) -> None:
     run.reporter.event(
         "epoch",
         epoch=epoch,
-        train_loss=train_loss_sum / num_trained,
+        train_loss=float(train_loss_sum / num_trained),
         **scores,
         validation_samples=validation.num_samples,
         epoch_seconds=epoch_seconds,
@@ -238,7 +250,7 @@ def _metrics(run: Run, gradient_noise_scale: float | None) -> dict[str, float]:
     if config.parallel.compile:
         metrics["compile_seconds"] = sum(run.compile_seconds.values())
     if gradient_noise_scale is not None:
-        metrics["gradient_noise_scale"] = gradient_noise_scale
+        metrics["gradient_noise_scale"] = float(gradient_noise_scale)
     return metrics
 
 

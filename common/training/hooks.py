@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """Exception that a hook raises on every rank at the same step to end the run as after its last step."""
+    """Exception that a hook raises on every rank at the same step to save and end the run, as after its last step."""
 
 
 class Hook:

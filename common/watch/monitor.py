@@ -232,8 +232,12 @@ class Monitor:
     def _stalled(self, now: float) -> Stall | None:
         # A silent rank is not stuck, but may soon be lost.
         quiet = stall_detection.silent(self._seen.values(), now, _QUIET_SECONDS)
-        if not self._limits.stall or self._finished or quiet:
+        if not self._limits.stall or self._is_over or quiet:
             return None
+        if self._finished:
+            ended = [self._seen[rank] for rank in self._finished]
+            rest = [seen for rank, seen in self._seen.items() if rank not in self._finished]
+            return stall_detection.left_behind(rest, ended, now, self._limits.stall)
         return stall_detection.stalled(list(self._seen.values()), now, self._limits.stall)
 
     def _lose(self, ranks: list[Seen], seconds: float) -> None:

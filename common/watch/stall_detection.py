@@ -31,6 +31,8 @@ _COLLECTIVES = {
     "sums": "the all-reduce of sums",
     "checkpoint": "the all-reduce or gather of the state to save",
 }
+# Phases in which no rank is alone at the end of a run.
+_NEEDS_ALL = ("step", "check", "sums")
 # A host that goes down takes all its ranks with it; a longer list would not help the user.
 _MAX_NAMES = 8
 
@@ -80,6 +82,8 @@ class Stall:
     """Seconds without progress."""
     went_on: bool
     """Whether the missing ranks are ahead of the waiting ones, i.e. have skipped a collective."""
+    have_ended: bool = False
+    """Whether the missing ranks have ended their runs."""
 
 
 def silent(ranks: Iterable[Seen], now: float, timeout: float) -> list[Seen]:
@@ -121,6 +125,14 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     return Stall(waiting=ahead, missing=behind, seconds=seconds, went_on=False)
 
 
+def left_behind(ranks: Sequence[Seen], ended: Sequence[Seen], now: float, timeout: float) -> Stall | None:
+    """Return a stall if ranks seem to wait in a collective for others that have ended their runs."""
+    seconds = now - max(seen.moved_at for seen in ranks)
+    if seconds < timeout or any(seen.phase not in _NEEDS_ALL for seen in ranks):
+        return None
+    return Stall(waiting=tuple(ranks), missing=tuple(ended), seconds=seconds, went_on=True, have_ended=True)
+
+
 def split_waiting_and_missing(
     stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_framework: Mapping[int, bool]
 ) -> Stall | None:
@@ -130,6 +142,11 @@ def split_waiting_and_missing(
     framework while others are in code outside of it. After a long time, compared with earlier durations of the phase,
     all ranks count as missing.
     """
+    if stall.have_ended:
+        # A user's loop may go on without the others, such as in a last evaluation by one rank.
+        is_long = stall.seconds > timeout * _PATIENCE_WITH_ALL
+        waits = [tensors.get(seen.rank) or (is_long and in_framework.get(seen.rank)) for seen in stall.waiting]
+        return stall if all(waits) else None
     if stall.went_on:
         # A rank that waits in a collective is inside the framework; one outside of it is stuck after the collective.
         stuck = tuple(seen for seen in stall.waiting if in_framework.get(seen.rank) is False)
@@ -167,13 +184,15 @@ def report_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[s
     first = stall.missing[0]
     step = max(seen.step for seen in stall.missing)
     lines = [f"allstep: {named(stall.missing)} of {world_size} on {hosts(stall.missing)} stopped at step {step}: "]
-    if stall.went_on:
+    if stall.have_ended:
+        lines[0] += f"its run has ended, and the others, which go on, have waited {stall.seconds:.0f} s for it"
+    elif stall.went_on:
         lines[0] += f"left a collective out and went on to {first.where}; the others have waited {stall.seconds:.0f} s"
     else:
         lines[0] += f"stuck for {stall.seconds:.0f} s in {first.where}"
     for seen in stall.waiting[:_MAX_NAMES]:
         lines.append(f"  rank {seen.rank} on {seen.host} waits in {seen.where} for {_awaited(seen, tensors)}")
-    for seen in stall.missing[:_MAX_NAMES]:
+    for seen in () if stall.have_ended else stall.missing[:_MAX_NAMES]:
         lines.append(f"  rank {seen.rank} on {seen.host} is missing; its Python stack, innermost call last:")
         lines.append(stacks.get(seen.rank, "    (it did not answer)").rstrip())
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""Ranks that a user's program starts or loses. Oracle: each sample is trained once."""
+"""Ranks that a user's program starts, loses or ends. Oracles: each sample is trained once; no job hangs."""
 
 import json
 import sys
 
 import pytest
-from ranks import REPOSITORY, run
+from ranks import REPOSITORY, launch, run
 
 import allstep
 from allstep.common.api import checkpoint
@@ -43,3 +43,9 @@ def test_the_rank_that_is_left_of_an_elastic_job_trains_all_samples_and_saves(tm
 def test_a_rank_that_exits_without_a_result_is_told():
     with pytest.raises(allstep.Fault, match="expected all 1 ranks to return, received exit status 0 from horovodrun"):
         allstep.launch(sys.exit, 0, num_ranks=1)
+
+
+def test_a_rank_whose_hook_ends_the_run_alone_is_told():
+    result = launch("mpirun", 2, PROGRAMS / "stopping_alone.py", "horovod")
+    assert result.returncode == 1
+    assert "rank 0 of 2 on " in result.output and "its run has ended, and the others, which go on," in result.output

@@ -82,12 +82,18 @@ def stop() -> None:
     raise StopTraining
 
 
-@pytest.mark.parametrize("moment", ["start 0", "step 3", "save 4", "epoch 1"])
-def test_a_hook_ends_the_run(moment, tmp_path):
+@pytest.mark.parametrize(
+    ("moment", "saved"), [("start 0", []), ("step 3", ["save 3"]), ("save 4", []), ("epoch 1", [])]
+)
+def test_a_hook_ends_the_run(moment, saved, tmp_path):
     recorders = [Recorder(moment, stop) for _ in range(2)]
-    train(2, tmp_path, "--epochs", 2, hooks=lambda job, rank: [recorders[rank]])
+    found = train(2, tmp_path, "--epochs", 2, hooks=lambda job, rank: [recorders[rank]])
+    step = int(moment.split()[1]) if moment != "epoch 1" else 4
     for recorder in recorders:
-        assert recorder.seen[-2] == moment and recorder.seen[-1].startswith("end ")
+        assert recorder.seen[recorder.seen.index(moment) + 1 :] == [*saved, f"end {step}"]
+    assert [event["event"] for event in found][-1] == "end"
+    if step:
+        assert load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step == step
 
 
 def test_a_hook_that_fails_ends_the_job_with_the_step():

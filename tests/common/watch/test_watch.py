@@ -115,6 +115,22 @@ def test_a_step_that_takes_long_on_all_is_no_stall_when_the_first_is_done():
     assert is_stalled(130, 0)  # the other ranks keep going on without it
 
 
+def test_ranks_that_have_ended_are_missing_where_others_wait_for_their_gradients():
+    """Another rank may be busy without them, in a framework too; where its tensors are not known, it gets longer."""
+    ended, waiting = seen(0, "hooks", 9, 200), {idle: seen(1, "step", 10, idle) for idle in (9, 11, 119, 121)}
+
+    def conclusion(idle: float, tensors: list[str], in_framework: bool) -> str:
+        stall = stall_detection.left_behind([waiting[idle]], [ended], NOW, TIMEOUT)
+        answers = {1: tensors}, {1: in_framework}
+        stall = stall and stall_detection.split_waiting_and_missing(stall, TIMEOUT, *answers)
+        return stall_detection.report_stall(stall, 2, {1: tensors}, {}) if stall else ""
+
+    assert not conclusion(9, ["weight"], True) and not conclusion(119, [], True) and not conclusion(121, [], False)
+    assert "rank 0 of 2 on host0 stopped at step 7: its run has ended" in conclusion(11, ["weight"], True)
+    assert "rank 1 on host1 waits in step 7 for the gradients" in conclusion(121, [], True)
+    assert stall_detection.left_behind([seen(1, "writing", 10, 121)], [ended], NOW, TIMEOUT) is None
+
+
 def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
     ranks = [seen(0, "check", 9, 12), seen(1, "step", 8, 12)]
     stall = stall_detection.stalled(ranks, NOW, TIMEOUT)
