@@ -36,7 +36,7 @@ _TIMES = ("time", "epoch_seconds", "cumulative_seconds", "images_per_second", "p
 
 
 @dataclass(frozen=True)
-class Place:
+class Configuration:
     """Framework, strategy, launcher and number of ranks of a run."""
 
     framework: str
@@ -64,14 +64,13 @@ def prove(
     """
     first: dict[str, Digests] = {}
     rows = []
-    for placement in places(frameworks, names, ranks, slices):
+    for config in configurations(frameworks, names, ranks, slices):
+        words = (config.framework, config.strategy, config.launcher or "-", str(config.num_ranks))
         print(
-            f"{placement.framework}: {placement.strategy}, {placement.launcher or 'alone'}, {placement.num_ranks}",
-            file=sys.stderr,
+            f"{config.framework}: {config.strategy}, {config.launcher or 'alone'}, {config.num_ranks}", file=sys.stderr
         )
-        digests = train(placement, ("--slices", slices, *flags))
-        same = first.setdefault(placement.framework, digests) == digests
-        words = (placement.framework, placement.strategy, placement.launcher or "-", str(placement.num_ranks))
+        digests = train(config, ("--slices", slices, *flags))
+        same = first.setdefault(config.framework, digests) == digests
         rows.append([*words, *vars(digests).values(), "" if same else "DIFFERS"])
     header = ["framework", "strategy", "launcher", "ranks", "weights", "numbers", "checkpoints", ""]
     print_table(Table("", header, rows))
@@ -81,7 +80,9 @@ def prove(
         sys.exit(1)
 
 
-def places(frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Place]:
+def configurations(
+    frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int], slices: int
+) -> Iterator[Configuration]:
     """Yield each strategy of `names` that has --slices with each of its installed launchers, `single` first."""
     for framework in frameworks:
         entries = STRATEGIES[framework].items()
@@ -91,20 +92,20 @@ def places(frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int]
             numbers = [number for number in ranks if entry.can_have(number) and number <= slices]
             for launcher in _LAUNCHERS.get(name, (None,)):
                 if launcher is None or shutil.which(LAUNCHERS[launcher][0]):
-                    yield from (Place(framework, name, launcher, number) for number in numbers)
+                    yield from (Configuration(framework, name, launcher, number) for number in numbers)
 
 
-def train(placement: Place, flags: Sequence[object]) -> Digests:
+def train(config: Configuration, flags: Sequence[object]) -> Digests:
     """Run a trainer as a user would and return its results' digests. Raises Fault with its output if it failed."""
-    entry = STRATEGIES[placement.framework][placement.strategy]
-    own = (entry.num_ranks_flag, placement.num_ranks) if placement.launcher is None and entry.num_ranks_flag else ()
+    entry = STRATEGIES[config.framework][config.strategy]
+    own = (entry.num_ranks_flag, config.num_ranks) if config.launcher is None and entry.num_ranks_flag else ()
     if "bucket_size" in entry.flags:
         own += ("--bucket-size", _BUCKET_SIZE)
     with scratch_folder("parity") as output_dir:
-        words = (*start(placement.launcher, placement.num_ranks), "-m", f"allstep.{placement.framework}.train")
-        given = ("--strategy", placement.strategy, *own, *_FLAGS, "--output-dir", output_dir, *flags)
+        words = (*start(config.launcher, config.num_ranks), "-m", f"allstep.{config.framework}.train")
+        given = ("--strategy", config.strategy, *own, *_FLAGS, "--output-dir", output_dir, *flags)
         run([*words, *map(str, given)])
-        return digests_of(Path(output_dir))
+        return digests_of(output_dir)
 
 
 def digests_of(output_dir: Path) -> Digests:

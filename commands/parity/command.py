@@ -34,9 +34,9 @@ has one in TensorFlow, in a channel of the second convolution at step 6, which g
 
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from allstep.commands.parity import bits
 from allstep.commands.parity.curves import Curve, Difference, apart, largest, largest_of, read_curve
@@ -94,17 +94,13 @@ SETTINGS = {
 }
 
 
-_STRATEGIES_HELP = "by default single and horovod, or with --bits all that have --slices"
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the tables and exit with status 1 if a bound is exceeded."""
     parser = Parser("allstep parity", __doc__)
     parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument(
-        "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), metavar="NAME,...", help=_STRATEGIES_HELP
-    )
+    strategies = "by default single and horovod, or with --bits all that have --slices"
+    parser.add_argument("--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), metavar="NAME,...", help=strategies)
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
     parser.add_argument("--bits", action="store_true", help="check that runs with --slices have equal bits")
     parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="slices of the runs of --bits")
@@ -116,42 +112,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="device of the runs")
     flags = parser.parse_args(argv)
-    names = flags.strategies or ("horovod",)
-    need_frameworks(flags.frameworks, horovod=bool({"horovod", "all"} & set(names)), by="allstep parity")
-    if flags.bits:
-        names = flags.strategies or SYNCHRONOUS
-        bits.prove(
-            flags.frameworks,
-            SYNCHRONOUS if "all" in names else names,
-            flags.ranks,
-            slices=flags.slices,
-            flags=("--seed", flags.seed, "--device", flags.device),
-        )
-        return
-    names = flags.strategies or ("single", "horovod")
+    names = flags.strategies or (SYNCHRONOUS if flags.bits else ("single", "horovod"))
     names = SYNCHRONOUS if "all" in names else names
+    need_frameworks(flags.frameworks, horovod="horovod" in names, by="allstep parity")
+    if flags.bits:
+        given = ("--seed", flags.seed, "--device", flags.device)
+        bits.prove(flags.frameworks, names, flags.ranks, slices=flags.slices, flags=given)
+        return
     check_frameworks(flags.model, flags.frameworks)
-    places = [
-        (framework, placement) for framework in flags.frameworks for placement in runs(framework, names, flags.ranks)
-    ]
-    if len(places) < 2:
-        parser.error(f"expected at least two runs to compare, received {len(places)}; name more ranks or frameworks")
+    pairs = [(framework, layout) for framework in flags.frameworks for layout in layouts(framework, names, flags.ranks)]
+    if len(pairs) < 2:
+        parser.error(f"expected at least two runs to compare, received {len(pairs)}; name more ranks or frameworks")
 
     within = True
     for name in flags.optimizers:
-        curves = {
-            (framework, placement): train(
-                name,
-                framework,
-                placement,
-                num_steps=flags.steps,
-                every=flags.every,
-                seed=flags.seed,
-                device=flags.device,
-                model=flags.model,
-            )
-            for framework, placement in places
-        }
+        curves = {(framework, layout): train(name, framework, layout, flags) for framework, layout in pairs}
         columns = compare(curves)
         print_differences(name, columns, SETTINGS[name].bounds)
         within &= all(passes(differences, SETTINGS[name].bounds, column) for column, differences in columns.items())
@@ -160,52 +135,42 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-ParityRun = tuple[str, int]
+Layout = tuple[str, int]
 """Strategy and number of ranks."""
 
 
-def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[ParityRun]:
-    """Return the runs of a framework with those strategies of `names` that it has, `single` first if it is included."""
+def layouts(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
+    """Return the layouts of a framework with those strategies of `names` that it has, `single` first."""
     entries = {name: entry for name, entry in STRATEGIES[framework].items() if name in names}
     return [
         (name, num_ranks)
         for name, entry in sorted(entries.items(), key=lambda item: item[0] != "single")
-        for num_ranks in ((1,) if not entry.can_have(2) else ranks)
+        for num_ranks in (ranks if entry.can_have(2) else (1,))
         if entry.can_have(num_ranks)
     ]
 
 
-def train(
-    optimizer: str,
-    framework: str,
-    placement: ParityRun,
-    *,
-    num_steps: int,
-    every: int,
-    seed: int,
-    device: str = "auto",
-    model: str = "cnn",
-) -> Curve:
+def train(optimizer: str, framework: str, layout: Layout, flags: Namespace) -> Curve:
     """Run a trainer as a user would and return its curve. Raises Fault with its output if it failed."""
-    strategy, num_ranks = placement
+    strategy, num_ranks = layout
     print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
     with scratch_folder("parity") as output_dir:
-        flags = (
-            *(*DATA_FLAGS, "--model", model, "--dataset", DATASETS.get(model, "digits")),
-            *(*SETTINGS[optimizer].flags, "--seed", seed),
-            *("--epochs", math.ceil(num_steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
-            *("--device", device, "--deterministic"),  # without it, the order of sums on GPUs varies
-            *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),
+        words = (
+            *(*DATA_FLAGS, "--model", flags.model, "--dataset", DATASETS.get(flags.model, "digits")),
+            *(*SETTINGS[optimizer].flags, "--seed", flags.seed),
+            *("--epochs", math.ceil(flags.steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
+            *("--device", flags.device, "--deterministic"),  # without it, the order of sums on GPUs varies
+            *("--checkpoint-every", flags.every, "--keep-checkpoints", flags.steps + STEPS_PER_EPOCH),
         )
-        run(train_command(framework, strategy, num_ranks, flags))
-        return read_curve(Path(output_dir), num_steps)
+        run(train_command(framework, strategy, num_ranks, words))
+        return read_curve(output_dir, flags.steps)
 
 
-def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int, Difference]]:
+def compare(curves: Mapping[tuple[str, Layout], Curve]) -> dict[str, dict[int, Difference]]:
     """Return the table's columns: differences of each framework's runs from its first, and between the frameworks."""
-    by_framework: dict[str, dict[ParityRun, Curve]] = {}
-    for (framework, placement), curve in curves.items():
-        by_framework.setdefault(framework, {})[placement] = curve
+    by_framework: dict[str, dict[Layout, Curve]] = {}
+    for (framework, layout), curve in curves.items():
+        by_framework.setdefault(framework, {})[layout] = curve
     columns = {}
     for framework, runs in by_framework.items():
         reference, *others = runs.values()
@@ -213,8 +178,8 @@ def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int
             columns[f"{framework} runs"] = largest([apart(reference, other) for other in others])
     if len(by_framework) == 2:
         one, other = by_framework.values()
-        if common := [placement for placement in one if placement in other]:
-            columns["frameworks"] = largest([apart(one[placement], other[placement]) for placement in common])
+        if common := [layout for layout in one if layout in other]:
+            columns["frameworks"] = largest([apart(one[layout], other[layout]) for layout in common])
     return columns
 
 

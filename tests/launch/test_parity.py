@@ -76,11 +76,11 @@ def test_columns_compare_ranks_with_the_first_and_frameworks_at_the_same_place()
 
 
 def test_all_strategies_are_those_that_can_have_the_ranks():
-    assert parity.runs("pytorch", parity.SYNCHRONOUS, (1, 2)) == [
+    assert parity.layouts("pytorch", parity.SYNCHRONOUS, (1, 2)) == [
         *(("single", 1), ("horovod", 1), ("horovod", 2), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)),
         *(("data-parallel", 1), ("model-parallel", 2)),
     ]
-    assert {name for name, _ in parity.runs("tensorflow", parity.SYNCHRONOUS, (2,))} == {
+    assert {name for name, _ in parity.layouts("tensorflow", parity.SYNCHRONOUS, (2,))} == {
         *("single", "horovod", "mirrored", "multi-worker-mirrored", "central-storage")
     }
 
@@ -88,7 +88,7 @@ def test_all_strategies_are_those_that_can_have_the_ranks():
 @pytest.mark.parametrize(("change", "status"), [(1e-6, None), (1e-2, 1)])
 def test_exit_status_tells_whether_all_is_within(change, status, monkeypatch, capsys):
     """The training is fake; the rest, from the curves to the exit status, is real."""
-    monkeypatch.setattr(parity, "train", lambda _, framework, placement, **__: made(change if placement[1] == 4 else 0))
+    monkeypatch.setattr(parity, "train", lambda _, framework, layout, __: made(change if layout[1] == 4 else 0))
     arguments = ["parity", "--optimizers", "sgd", "--steps", "6", "--every", "3"]
     if status is None:
         call(arguments)
