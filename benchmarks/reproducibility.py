@@ -29,8 +29,8 @@ BOUND = 0.05
 def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
     """Return the groups of each place in words: in `a > b ~ c`, `>` separates groups, `~` cells of one group."""
     return {
-        placement: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
-        for placement, found in groups(cells).items()
+        ranking: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
+        for ranking, found in groups(cells).items()
     }
 
 
@@ -62,10 +62,10 @@ def repetitions(first: Sequence[CellResult], second: Sequence[CellResult]) -> li
 def contradicted(first: Sequence[CellResult], second: Sequence[CellResult]) -> set[tuple]:
     """Return the places where a strategy is faster than another in one run, and slower in the other."""
     found, again = (
-        {(cell.placement, cell.strategy, rival) for cell in cells for rival in cell.against if is_faster(cell, rival)}
+        {(cell.ranking, cell.strategy, rival) for cell in cells for rival in cell.against if is_faster(cell, rival)}
         for cells in (first, second)
     )
-    return {placement for placement, faster, slower in found if (placement, slower, faster) in again}
+    return {ranking for ranking, faster, slower in found if (ranking, slower, faster) in again}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -61,7 +61,7 @@ def equal_bits(effort: Effort, folder: Path) -> Trial:
     outputs = _outputs(folder, ("1", "2"))
 
     def figures() -> list[Figure]:
-        sums = {placement: run_events(output).ends[0].weights_checksum for placement, output in outputs.items()}
+        sums = {key: run_events(output).ends[0].weights_checksum for key, output in outputs.items()}
         differ = {framework: float(sums[framework, "1"] != sums[framework, "2"]) for framework in FRAMEWORKS}
         return [
             Figure(f"{framework}: equal runs, --deterministic, that end in other bits", value, 0, value, "<= 0")

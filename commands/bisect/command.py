@@ -114,20 +114,20 @@ def first_difference(first: Trace, second: Trace) -> Difference | None:
 
     def order(one: tuple[int, int, tuple[int, int]]) -> tuple:
         step, column, ranks = one
-        number, _, placement = _place(row, column)
-        return step, number, placement[-1], ranks, placement
+        number, _, indices = _field_of(row, column)
+        return step, number, indices[-1], ranks, indices
 
     step, column, ranks = min(found, key=order)
-    _, name, placement = _place(row, column)
+    _, name, indices = _field_of(row, column)
     names = {"activations": first.first.activations}.get(name, first.first.parameters)
     by_part = name in ("inputs", "targets", "activations", "local_gradients")
-    part = int(placement[0]) if by_part and first.first.slices else None
+    part = int(indices[0]) if by_part and first.first.slices else None
     return Difference(
-        int(steps[step]), _WORDS[name].format(names[placement[-1]] if "{" in _WORDS[name] else ""), ranks, part
+        int(steps[step]), _WORDS[name].format(names[indices[-1]] if "{" in _WORDS[name] else ""), ranks, part
     )
 
 
-def _place(row: np.void, column: int) -> tuple[int, str, tuple[int, ...]]:
+def _field_of(row: np.void, column: int) -> tuple[int, str, tuple[int, ...]]:
     """Return number and name of the field that contains a column, and the column's indices in that field."""
     for number, name in enumerate(row.dtype.names or ()):
         if (indices := np.argwhere(np.atleast_1d(row[name]) == column)).size:

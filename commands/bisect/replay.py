@@ -66,10 +66,10 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
         config["init-from"] = init_from
     config["device"] = header.device
     with scratch_folder("bisect") as folder:
-        flags = Path(folder) / "flags.yaml"
+        flags = folder / "flags.yaml"
         flags.write_text(yaml.safe_dump(config))
         program = ("-m", "allstep.commands.bisect.replay", header.framework, step)
-        program += ("--config", flags, "--output-dir", Path(folder) / "run")
+        program += ("--config", flags, "--output-dir", folder / "run")
         threads = None if header.num_threads is None else str(header.num_threads)
         with running((*start(launcher, header.world_size), *program), environ={"OMP_NUM_THREADS": threads}) as job:
             try:
@@ -78,7 +78,7 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
                 raise UserError(f"it took over {_SECONDS} s") from None
             if status:
                 raise UserError(job.outcome("failed", f"it ended with status {status}", 0.0).reason)
-        return trace.read(Path(folder) / "run")
+        return trace.read(folder / "run")
 
 
 @dataclasses.dataclass(frozen=True)

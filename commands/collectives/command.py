@@ -25,7 +25,6 @@ import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings
 from allstep.commands.collectives.section import table_of
@@ -163,8 +162,7 @@ def launch(
         outcome = run_job([command], time_limit=time_limit, num_threads=1)
         if outcome.status != "ok":
             raise Fault(_reason(outcome))
-        outputs = [Path(directory, f"rank-{rank}.json") for rank in range(num_ranks)]
-        return [files.read_json(RankResult, output) for output in outputs]
+        return [files.read_json(RankResult, directory / f"rank-{rank}.json") for rank in range(num_ranks)]
 
 
 def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[Row]:

@@ -82,8 +82,8 @@ class Cell:
         return self.workload, self.model, self.batch_size, self.arithmetic
 
     @property
-    def placement(self) -> tuple[str, str, str, int, str, int]:
-        """Key that cells share if they are ranked against each other."""
+    def ranking(self) -> tuple[str, str, str, int, str, int]:
+        """Key of the ranking that the cell takes part in."""
         return self.workload, self.framework, self.model, self.batch_size, self.arithmetic, self.ranks
 
     @property

@@ -77,11 +77,11 @@ class GateRun:
         return self.slices is not None and self == replace(other, strategy=self.strategy, ranks=self.ranks)
 
 
-def reference_of(placement: GateRun, places: Sequence[GateRun]) -> GateRun:
+def reference_of(run: GateRun, runs: Sequence[GateRun]) -> GateRun:
     """Return the reference of a run: the first run whose bits it must have, else the first of its group."""
     return next(
-        (one for one in places[: places.index(placement)] if placement.has_bits_of(one)),
-        next(one for one in places if one.group == placement.group),
+        (one for one in runs[: runs.index(run)] if run.has_bits_of(one)),
+        next(one for one in runs if one.group == run.group),
     )
 
 
@@ -111,33 +111,33 @@ class Gate:
         self._trained: dict[tuple[GateRun, int], tuple[Outcome, curves.Curve | None]] = {}
         """Outcome and curve of each run and seed."""
 
-    def train(self, places: Sequence[GateRun]) -> None:
+    def train(self, runs: Sequence[GateRun]) -> None:
         """Train runs that will be judged; together that takes less time than one by one."""
-        self._train(places, _SEEDS[0])
+        self._train(runs, _SEEDS[0])
 
-    def judge(self, placement: GateRun, reference: GateRun) -> Verdict:
-        """Return the verdict on `placement`; see `reference_of`."""
+    def judge(self, run: GateRun, reference: GateRun) -> Verdict:
+        """Return the verdict on `run`; see `reference_of`."""
         for seed in _SEEDS:
-            verdict = self._judge(placement, reference, seed)
+            verdict = self._judge(run, reference, seed)
             if not _may_be_a_kink(verdict):
                 break
         return verdict
 
-    def _judge(self, placement: GateRun, reference: GateRun, seed: int) -> Verdict:
+    def _judge(self, run: GateRun, reference: GateRun, seed: int) -> Verdict:
         outcome, expected = self._curve(reference, seed)
         if expected is None:
-            return self._failed(placement, f"{reference.id}, the reference: {outcome.reason}", outcome.log)
-        if placement == reference:
-            return Verdict("passed", None, self._num_steps_of(placement), reference.id, 0.0, 0.0, 0.0)
-        outcome, curve = self._curve(placement, seed)
+            return self._failed(run, f"{reference.id}, the reference: {outcome.reason}", outcome.log)
+        if run == reference:
+            return Verdict("passed", None, self._num_steps_of(run), reference.id, 0.0, 0.0, 0.0)
+        outcome, curve = self._curve(run, seed)
         if curve is None:
-            return self._failed(placement, outcome.reason, outcome.log)
+            return self._failed(run, outcome.reason, outcome.log)
         [worst] = curves.apart(expected, curve).values()
-        column = "runs" if placement.framework == reference.framework else "frameworks"
-        loss_bounds = _loss_bounds(placement)
+        column = "runs" if run.framework == reference.framework else "frameworks"
+        loss_bounds = _loss_bounds(run)
         bound = parity.bound_of(loss_bounds or parity.SETTINGS[_OPTIMIZER].bounds, column)
         passes = worst.loss <= bound and (loss_bounds is not None or worst.weights <= bound)
-        if placement.has_bits_of(reference):
+        if run.has_bits_of(reference):
             bound, passes = 0.0, worst.loss == worst.weights == 0
         reason = (
             f"its curve differs from that of {reference.id}: losses by {worst.loss:.1e}, weights by "
@@ -146,45 +146,45 @@ class Gate:
         return Verdict(
             status="passed" if passes else "failed",
             reason=None if passes else reason,
-            num_steps=self._num_steps_of(placement),
+            num_steps=self._num_steps_of(run),
             reference=reference.id,
             loss_difference=_finite(worst.loss),
             weight_difference=_finite(worst.weights),
             bound=bound,
         )
 
-    def _num_steps_of(self, placement: GateRun) -> int:
-        return min(self._num_steps, _DEEP_STEPS) if placement.deep else self._num_steps
+    def _num_steps_of(self, run: GateRun) -> int:
+        return min(self._num_steps, _DEEP_STEPS) if run.deep else self._num_steps
 
-    def _curve(self, placement: GateRun, seed: int) -> tuple[Outcome, curves.Curve | None]:
-        if (placement, seed) not in self._trained:
-            self._train([placement], seed)
-        return self._trained[placement, seed]
+    def _curve(self, run: GateRun, seed: int) -> tuple[Outcome, curves.Curve | None]:
+        if (run, seed) not in self._trained:
+            self._train([run], seed)
+        return self._trained[run, seed]
 
-    def _train(self, places: Sequence[GateRun], seed: int) -> None:
+    def _train(self, runs: Sequence[GateRun], seed: int) -> None:
         with scratch_folder("compare") as folder:
-            folders = [Path(folder, str(number)) for number in range(len(places))]
-            commands = [self._command(*pair, seed) for pair in zip(places, folders, strict=True)]
-            for placement, own, outcome in zip(places, folders, self._launch(commands), strict=True):
-                curve = curves.read_curve(own, self._num_steps_of(placement)) if outcome.status == "ok" else None
-                self._trained[placement, seed] = outcome, curve
+            folders = [folder / str(number) for number in range(len(runs))]
+            commands = [self._command(*pair, seed) for pair in zip(runs, folders, strict=True)]
+            for run, own, outcome in zip(runs, folders, self._launch(commands), strict=True):
+                curve = curves.read_curve(own, self._num_steps_of(run)) if outcome.status == "ok" else None
+                self._trained[run, seed] = outcome, curve
 
-    def _command(self, placement: GateRun, folder: Path, seed: int) -> list[str]:
+    def _command(self, run: GateRun, folder: Path, seed: int) -> list[str]:
         flags = (
-            *(*_data_flags(placement.model), "--model", placement.model, "--precision", placement.precision),
+            *(*_data_flags(run.model), "--model", run.model, "--precision", run.precision),
             *("--epochs", 1, "--log-every", 1, "--seed", seed, "--device", self._device),
             # One epoch has the requested number of steps, the last one with fewer samples.
-            *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps_of(placement)), "--output-dir", folder),
+            *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps_of(run)), "--output-dir", folder),
             *parity.SETTINGS[_OPTIMIZER].flags,
-            *(["--compile"] if placement.compiled else []),
-            *(["--slices", placement.slices] if placement.slices else []),
+            *(["--compile"] if run.compiled else []),
+            *(["--slices", run.slices] if run.slices else []),
             # XLA has no deterministic gradient of max-pooling, and raises an error even on CPUs.
-            *([] if placement.compiled and placement.framework == "tensorflow" else ["--deterministic"]),
+            *([] if run.compiled and run.framework == "tensorflow" else ["--deterministic"]),
         )
-        return train_command(placement.framework, trainers_name(placement.strategy), placement.ranks, flags)
+        return train_command(run.framework, trainers_name(run.strategy), run.ranks, flags)
 
-    def _failed(self, placement: GateRun, reason: str | None, log: str | None) -> Verdict:
-        return Verdict("failed", reason, self._num_steps_of(placement), log=log)
+    def _failed(self, run: GateRun, reason: str | None, log: str | None) -> Verdict:
+        return Verdict("failed", reason, self._num_steps_of(run), log=log)
 
 
 def _finite(value: float) -> float | None:
@@ -206,8 +206,8 @@ def _may_be_a_kink(verdict: Verdict) -> bool:
     return verdict.status == "failed" and loss is not None and bound is not None and loss <= bound
 
 
-def _loss_bounds(placement: GateRun) -> parity.Bounds | None:
+def _loss_bounds(run: GateRun) -> parity.Bounds | None:
     """Return the bounds of runs judged only by losses; None for runs judged by weights as well."""
-    if placement.precision != "float32":
+    if run.precision != "float32":
         return _ROUNDED_BOUNDS
-    return _DEEP_BOUNDS if placement.deep else None
+    return _DEEP_BOUNDS if run.deep else None

@@ -56,9 +56,7 @@ class Comparison:
             self._created = earlier.created
         num_gpus = nvml.num_visible() if settings.device == "cuda" else None
         self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe, num_gpus=num_gpus))
-        self._gates = {
-            placement.id: self._read_good(Verdict, gate_path(directory, placement.id)) for placement in self._places()
-        }
+        self._gates = {run.id: self._read_good(Verdict, gate_path(directory, run.id)) for run in self._gate_runs()}
         self._samples = {
             cell.id: [self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)]
             for cell in cells
@@ -67,12 +65,12 @@ class Comparison:
     def run(self) -> None:
         """Judge all curves, then launch all cells round by round."""
         self.write(finished=False)
-        places = [placement for placement in self._places() if self._gates[placement.id] is None]
+        runs = [run for run in self._gate_runs() if self._gates[run.id] is None]
         rounds = range(self._num_rounds)
         num_due = sum(self._is_due(cell, number) for cell in self._cells for number in rounds)
         # A launch is half a part while it starts, and half while it takes its turns.
-        with ProgressBar(len(places) + num_due) as progress:
-            self._judge(places, progress)
+        with ProgressBar(len(runs) + num_due) as progress:
+            self._judge(runs, progress)
             num_begun = 0
             for number, cells in itertools.product(rounds, self._launched_together()):
                 due = [cell for cell in cells if self._is_due(cell, number)]
@@ -81,7 +79,7 @@ class Comparison:
                     if num_turns:
                         progress.advance(0.5 / self._num_turns(due[launch]))
                     else:
-                        progress.reach(len(places) + before + launch / 2)
+                        progress.reach(len(runs) + before + launch / 2)
                         progress.begin(f"cell {before + launch + 1} of {num_due}: {due[launch].id}")
 
                 for sample in self._measure(due, number, watch):
@@ -89,30 +87,30 @@ class Comparison:
                     print_line(f"round {number + 1}: {sample.cell_id}: {found}", sys.stderr)
                 num_begun += len(due)
                 if due:
-                    progress.reach(len(places) + num_begun)
+                    progress.reach(len(runs) + num_begun)
                     self.write(finished=False)
 
-    def _judge(self, places: Sequence[gate.GateRun], progress: ProgressBar) -> None:
+    def _judge(self, runs: Sequence[gate.GateRun], progress: ProgressBar) -> None:
         """Train the curves that are not judged yet, and keep a verdict on each."""
 
         def launch(commands: Sequence[list[str]]) -> list[Outcome]:
             def watch(number: int, num_turns: int) -> None:
-                if not num_turns and len(commands) == len(places):  # other seeds come in vain for nearly all
+                if not num_turns and len(commands) == len(runs):  # other seeds come in vain for nearly all
                     progress.reach(number)
-                    progress.begin(f"gate: curve {number + 1} of {len(places)}")
+                    progress.begin(f"gate: curve {number + 1} of {len(runs)}")
 
             return self._launch(commands, watch)
 
         judge = gate.Gate(self._settings.gate_steps, launch, device=self._settings.device)
-        judge.train(places)
-        for placement in places:
+        judge.train(runs)
+        for run in runs:
             verdict = dataclasses.replace(
-                judge.judge(placement, gate.reference_of(placement, self._places())), created=self._created
+                judge.judge(run, gate.reference_of(run, self._gate_runs())), created=self._created
             )
-            files.write(gate_path(self._directory, placement.id), verdict)
-            self._gates[placement.id] = verdict
-            print_line(f"gate: {placement.id}: {verdict.reason or verdict.status}", sys.stderr)
-        progress.reach(len(places))
+            files.write(gate_path(self._directory, run.id), verdict)
+            self._gates[run.id] = verdict
+            print_line(f"gate: {run.id}: {verdict.reason or verdict.status}", sys.stderr)
+        progress.reach(len(runs))
 
     def _num_turns(self, cell: Cell) -> int:
         """Return the number of turns of a launch, one of which is its end."""
@@ -170,15 +168,15 @@ class Comparison:
                     f"{received[name]}; one comparison has one of them: give another --output-dir"
                 )
 
-    def _places(self) -> list[gate.GateRun]:
-        places = [gate.gate_run(cell, self._settings) for cell in self._cells if cell.id not in self._unavailable]
-        return list(dict.fromkeys(placement for placement in places if placement is not None))
+    def _gate_runs(self) -> list[gate.GateRun]:
+        runs = [gate.gate_run(cell, self._settings) for cell in self._cells if cell.id not in self._unavailable]
+        return list(dict.fromkeys(run for run in runs if run is not None))
 
     def _verdict(self, cell: Cell) -> Verdict:
-        placement = gate.gate_run(cell, self._settings)
-        if placement is None:
+        run = gate.gate_run(cell, self._settings)
+        if run is None:
             return Verdict("none", gate.why_none(cell))
-        return self._gates.get(placement.id) or Verdict("none", "not judged")
+        return self._gates.get(run.id) or Verdict("none", "not judged")
 
     def _as_unavailable(self, cell: Cell, summary: Summary) -> Summary:
         reason = self._unavailable.get(cell.id)
@@ -204,7 +202,7 @@ class Comparison:
         target, launches, measured = self._settings.target_accuracy, [], []
         with scratch_folder("compare") as folder:
             for index, cell in enumerate(cells):
-                own = Path(folder, str(index))
+                own = folder / str(index)
                 own.mkdir()
                 processes, outputs = commands(cell, self._settings, own, turns=own / "turns")
                 launches.append((Launch(processes, own / "turns", strategy_entry(cell).polls), outputs))
@@ -232,7 +230,7 @@ class Comparison:
     def _launch(self, commands: Sequence[list[str]], watch: Watch) -> list[Outcome]:
         """Run commands to their ends; without --no-turns, each one starts while the one before still runs."""
         with scratch_folder("compare") as folder:
-            launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
+            launches = [Launch([one], folder / str(number), polls=False) for number, one in enumerate(commands)]
             return self._run(launches, starting=2 if self._settings.turns else 1, watch=watch)
 
     def _run(self, launches: Sequence[Launch], *, starting: int, watch: Watch) -> list[Outcome]:

@@ -161,9 +161,7 @@ def against(cell: Cell, cells: Sequence[Cell], samples: Samples, comparable: set
     """Return statistics of a cell's speed over that of each rival, by strategy."""
     if cell.strategy == INDEPENDENT:
         return {}
-    rivals = [
-        one for one in cells if one.strategy not in (INDEPENDENT, cell.strategy) and one.placement == cell.placement
-    ]
+    rivals = [one for one in cells if one.strategy not in (INDEPENDENT, cell.strategy) and one.ranking == cell.ranking]
     found = {rival.strategy: ratios(cell, rival, samples, comparable) for rival in rivals}
     return {strategy: ratio for strategy, ratio in found.items() if ratio}
 
@@ -180,15 +178,15 @@ def groups(cells: Sequence[CellResult]) -> dict[tuple, list[list[CellResult]]]:
     Each cell of a group is faster than all cells of later groups; which is the fastest within a group is unknown.
     The cells of a place are in the order of their shares of the limit, the largest first.
     """
-    places: dict[tuple, list[tuple[float, CellResult]]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.placement):
+    rankings: dict[tuple, list[tuple[float, CellResult]]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.ranking):
         if share := cell.share_of_limit:
-            places.setdefault(cell.placement, []).append((share.median, cell))
+            rankings.setdefault(cell.ranking, []).append((share.median, cell))
     found = {}
-    for placement, measured in places.items():
+    for ranking, measured in rankings.items():
         ranked = [cell for _, cell in sorted(measured, key=lambda pair: pair[0], reverse=True)]
         if len(ranked) > 1:
-            found[placement] = _groups(ranked)
+            found[ranking] = _groups(ranked)
     return found
 
 
@@ -208,7 +206,7 @@ def answers(cells: Sequence[CellResult], *, is_short: bool = False) -> list[str]
     """
     comparable = [cell for cell in cells if cell.comparable]
     found = {
-        cell.framework if is_short else cell.placement: _strategies([cell, *others], later)
+        cell.framework if is_short else cell.ranking: _strategies([cell, *others], later)
         for (cell, *others), *later in groups(comparable).values()  # more ranks follow fewer
     }
     return [*found.values(), *filter(None, (_frameworks(cell, comparable) for cell in comparable))]

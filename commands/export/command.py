@@ -234,7 +234,7 @@ def _difference(
     The second value tells whether it can only be loaded with the user's file.
     """
     with scratch_folder("export") as folder:
-        ready, found = Path(folder) / "samples.npy", Path(folder) / "outputs.npz"
+        ready, found = folder / "samples.npy", folder / "outputs.npz"
         np.save(ready, samples)
         program = [
             sys.executable,

@@ -180,14 +180,14 @@ class _Percentage:
     """Progress filter that passes on CMake's percentage in steps of 5, with the time left."""
 
     def __init__(self) -> None:
-        self.quote = -1
+        self._shown = -1
         self._progress = ProgressBar(100)
 
     def __call__(self, line: str) -> str | None:
         found = re.match(r"\[\s*(\d+)%\]", line)
-        if found is None or int(found[1]) // 5 <= self.quote:
+        if found is None or int(found[1]) // 5 <= self._shown:
             return None
-        self.quote = int(found[1]) // 5
+        self._shown = int(found[1]) // 5
         self._progress.reach(int(found[1]))
         return ", ".join(filter(None, (f"building Horovod: {found[1]}%", self._progress.time_left())))
 

@@ -57,13 +57,13 @@ def run_logged(
             start_new_session=True,
         )
         try:
-            quote = _show_progress(process, log_file, progress) if process.stdout else None
+            shown = _show_progress(process, log_file, progress) if process.stdout else None
             process.wait()
         finally:
             if process.stdin:
                 process.stdin.close()
             process.wait()
-    if quote and sys.stdout.isatty():
+    if shown and sys.stdout.isatty():
         print()
     if process.returncode != 0:
         output = log.read_bytes()[start:].decode(errors="replace")
@@ -93,20 +93,20 @@ def diagnosis(output: str) -> str | None:
 
 def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:
     """Copy the output to the log, and print progress: on a terminal in one changing line, else in one line per text."""
-    quote = None
+    shown = None
     for line in process.stdout or ():
         log_file.write(line)
         log_file.flush()
         text = progress(line.rstrip())
-        if text is None or text == quote:
+        if text is None or text == shown:
             continue
-        quote = text
+        shown = text
         if sys.stdout.isatty():
             width = shutil.get_terminal_size().columns - 3
             print(f"\r\033[K  {text[:width]}", end="", flush=True)
         else:
             print(f"  {text}", flush=True)
-    return quote
+    return shown
 
 
 def pip_command(python: Path) -> list[str]:

@@ -23,7 +23,7 @@ PATCHES = Path(__file__).with_name("patches")
 GROUPS = ("build", "correct", "better")
 _FILE = re.compile(r"--- a/([^\t]+)")
 _RANGES = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-_PLACE = re.compile(r"^\{\{(\w+\.\w+)\}\}$", re.MULTILINE)
+_INSERTION = re.compile(r"^\{\{(\w+\.\w+)\}\}$", re.MULTILINE)
 
 
 class PatchFailed(Exception):
@@ -122,7 +122,7 @@ def apply_patches(source: Path, patches: Iterable[Patch]) -> None:
             touched.add(file)
     for file in touched:
         text = file.read_bytes().decode()
-        file.write_bytes(_PLACE.sub(lambda placement: inserted()[placement[1]].removesuffix("\n"), text).encode())
+        file.write_bytes(_INSERTION.sub(lambda found: inserted()[found[1]].removesuffix("\n"), text).encode())
 
 
 def _patched(name: str, text: str, hunks: list[Hunk]) -> str:

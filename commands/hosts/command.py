@@ -219,8 +219,10 @@ def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
         nodes = ("--nodelist", compress([host.name for host in hosts]), "--ntasks-per-node", str(hosts[0].slots))
         lines["srun"] = ("srun", *nodes, "--ntasks", num_ranks, *python, *ddp)
     for number, host in enumerate(hosts):
-        meet = ("--master-addr", hosts[0].name, "--master-port", str(MASTER_PORT))
-        nodes = ("--nnodes", str(len(hosts)), "--node-rank", str(number), *meet) if hosts[1:] else ("--standalone",)
+        rendezvous = ("--master-addr", hosts[0].name, "--master-port", str(MASTER_PORT))
+        nodes = (
+            ("--nnodes", str(len(hosts)), "--node-rank", str(number), *rendezvous) if hosts[1:] else ("--standalone",)
+        )
         nodes = (*nodes, "--nproc-per-node", str(host.slots))
         lines[f"torchrun on {host.name}"] = ("torchrun", *nodes, *program, *ddp)
     return {launcher: shlex.join(words) for launcher, words in lines.items()}

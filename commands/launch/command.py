@@ -163,8 +163,8 @@ def _runs_horovod(words: Sequence[str]) -> bool:
 
 def _without(words: list[str], name: str) -> tuple[list[str], str | None]:
     """Return the words without a flag, and its value, or None if the flag is missing."""
-    for placement, word in enumerate(words):
+    for start, word in enumerate(words):
         if flag_name(word) == name:
-            end = placement + (1 if "=" in word else 2)
-            return words[:placement] + words[end:], flag_value(words[placement:end], name)
+            end = start + (1 if "=" in word else 2)
+            return words[:start] + words[end:], flag_value(words[start:end], name)
     return words, None

@@ -128,13 +128,13 @@ def _measured(title: str, cells: Sequence[CellResult]) -> Section:
     for framework in dict.fromkeys(cell.framework for cell in alike):
         section.figures += _scaling(framework, [cell for cell in alike if cell.framework == framework])
     section.figures += _curves(cells)
-    quote = (
+    known = (
         ("Seconds of training to the target accuracy", lambda cell: median(cell.seconds_to_target), "s"),
         ("Peak memory of the rank that took most", _memory, "MiB"),
         ("Lost to communication, of the rate of as many independent processes", _lost, "%"),
         ("From the launch to the end of the first step", lambda cell: median(cell.startup_seconds), "s"),
     )
-    section.figures += [figure for caption, value, unit in quote if (figure := _bars(caption, alike, value, unit))]
+    section.figures += [figure for caption, value, unit in known if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(table_of(cells))
     in_overview = answers(cells, is_short=True)
     section.text += [text for text in (*answers(cells), resolution(cells)) if text and text not in in_overview]
@@ -155,10 +155,10 @@ def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
         x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
         low, high = ([], []) if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
         rates.append(Line(label, x, y, low, high, reference=is_limit))
-        quote = [(cell.ranks, efficiency_of(cell, "single_process")) for cell in own]
-        quote = [(num_ranks, value) for num_ranks, value in quote if value is not None]
-        if quote:
-            x, y = map(list, zip(*quote, strict=True))
+        known = [(cell.ranks, efficiency_of(cell, "single_process")) for cell in own]
+        known = [(num_ranks, value) for num_ranks, value in known if value is not None]
+        if known:
+            x, y = map(list, zip(*known, strict=True))
             efficiencies.append(Line(label, x, y, reference=is_limit))
     alone = next((cell for cell in cells if cell.strategy == INDEPENDENT and cell.ranks == 1), None)
     if alone and alone.images_per_second and len(ranks) > 1:
@@ -197,9 +197,9 @@ def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
 def _bars(
     caption: str, cells: Sequence[CellResult], value: Callable[[CellResult], float | None], unit: str
 ) -> Drawing | None:
-    quote = [(f"{name_of(cell)}, {ranks_of(cell)}", value(cell)) for cell in cells]
-    quote = [(label, number) for label, number in quote if number is not None]
-    return bars(caption, *zip(*quote, strict=True), x_label=unit) if quote else None
+    known = [(f"{name_of(cell)}, {ranks_of(cell)}", value(cell)) for cell in cells]
+    known = [(label, number) for label, number in known if number is not None]
+    return bars(caption, *zip(*known, strict=True), x_label=unit) if known else None
 
 
 def _memory(cell: CellResult) -> float | None:

@@ -35,7 +35,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from allstep.commands.parity import command as parity
 from allstep.commands.parity.curves import Curve
@@ -246,8 +245,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
 
     Raises Violation if a check failed.
     """
-    with scratch_folder("soak") as directory:
-        output_dir = Path(directory)
+    with scratch_folder("soak") as output_dir:
         flags = ("--checkpoint-every", chance.choice([1, 2, 7]), *case.flags)
         saved_step = 0
         while True:

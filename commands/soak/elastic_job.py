@@ -226,11 +226,11 @@ def torchrun_job(program: str, directory: Path, *flags: object) -> Iterator[Elas
         endpoint = f"localhost:{port}"
 
     def agent(*, has_store: bool) -> list[object]:
-        meeting = f"is_host={int(has_store)},last_call_timeout=3,keep_alive_interval=1"
+        rendezvous = f"is_host={int(has_store)},last_call_timeout=3,keep_alive_interval=1"
         return [
             *("torchrun", "--nnodes", "1:2", "--nproc-per-node", NUM_RANKS // 2, "--max-restarts", 1_000_000),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "soak"),
-            *("--rdzv-conf", meeting, "--local-addr", "127.0.0.1"),
+            *("--rdzv-conf", rendezvous, "--local-addr", "127.0.0.1"),
             *("-m", program, *flags, "--output-dir", output_dir),
         ]
 

@@ -116,11 +116,11 @@ def _refuse(warning: str) -> None:
 def train_undisturbed(framework: str, num_ranks: int, launcher: str, given_flags: Sequence[str | int] = ()) -> Curve:
     """Train the run to compare with and return its curve and each step's weights. Raises Violation if it failed."""
     print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
-    with scratch_folder("soak") as directory:
+    with scratch_folder("soak") as output_dir:
         flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS, *given_flags)
-        with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
+        with training(framework, num_ranks, output_dir, *flags, launcher=launcher) as run:
             wait_for_good_end(run)
-        return curves.read_curve(Path(directory), NUM_STEPS)
+        return curves.read_curve(output_dir, NUM_STEPS)
 
 
 def training(

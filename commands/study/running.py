@@ -166,9 +166,9 @@ def run_lacking(
     done = {(run.variant, run.seed) for run in result.runs}
     # Seed by seed, so that an interrupted study has runs of every variant.
     lacking = [(one, seed) for seed in range(result.seeds) for one in variants if (one.name, seed) not in done]
-    places = [directory / "runs" / _folder(variant.name, seed) for variant, seed in lacking]
+    folders = [directory / "runs" / _folder(variant.name, seed) for variant, seed in lacking]
     landscape = result.description.landscape
-    commands = [[one.command(seed, at, landscape=landscape)] for (one, seed), at in zip(lacking, places, strict=True)]
+    commands = [[one.command(seed, at, landscape=landscape)] for (one, seed), at in zip(lacking, folders, strict=True)]
     max_ranks = max(one.num_ranks for one in variants)
     num_threads = max(1, result.num_cores // (at_once * max_ranks))
     files.write(directory / SUMMARY, result)
@@ -179,32 +179,32 @@ def run_lacking(
         if lacking:
             progress.begin(f"{len(lacking)} of {total} trainings, {at_once} at a time")
         for number, outcome in run_jobs(commands, at_once=at_once, time_limit=time_limit, num_threads=num_threads):
-            (variant, seed), placement = lacking[number], places[number]
-            run = _ended(variant, seed, placement, outcome, result.description.measures)
+            (variant, seed), folder = lacking[number], folders[number]
+            run = _ended(variant, seed, folder, outcome, result.description.measures)
             result = dataclasses.replace(result, updated=files.now(), runs=(*result.runs, run))
             files.write(directory / SUMMARY, result)
-            _remove_checkpoints(placement)
+            _remove_checkpoints(folder)
             how = "diverged" if run.diverged else _last(run, result.description.claims[0].measure)
             count = f"{len(result.runs)} of {total}"
             progress.end(f"{count}: {variant.name}, seed {seed}: {how}, {outcome.seconds:.1f} s")
     return result
 
 
-def _remove_checkpoints(placement: Path) -> None:
-    for folder in (placement, *placement.glob("previous-*")):  # of runs that an earlier call did not finish
-        remove_all(folder / "checkpoints")
+def _remove_checkpoints(folder: Path) -> None:
+    for run in (folder, *folder.glob("previous-*")):  # of runs that an earlier call did not finish
+        remove_all(run / "checkpoints")
 
 
-def _ended(variant: Variant, seed: int, placement: Path, outcome: Outcome, measures: Sequence[str]) -> StudyRun:
+def _ended(variant: Variant, seed: int, folder: Path, outcome: Outcome, measures: Sequence[str]) -> StudyRun:
     diverged = outcome.reason is not None and DIVERGED in outcome.reason
     if outcome.status != "ok" and not diverged:
         mistake = (outcome.reason or "").removeprefix("allstep: error: ")
         if mistake != outcome.reason:
             raise UserError(f"{variant.name}, seed {seed}: {mistake}")
         raise Fault(f"{variant.name}, seed {seed}, failed: {outcome.reason}; the same command goes on with the others")
-    points = read_points(placement / FILE, measures)
-    if (placement / LANDSCAPE).exists():
-        points += read_points(placement / LANDSCAPE, measures)
+    points = read_points(folder / FILE, measures)
+    if (folder / LANDSCAPE).exists():
+        points += read_points(folder / LANDSCAPE, measures)
     return StudyRun(variant=variant.name, seed=seed, diverged=diverged, seconds=outcome.seconds, points=points)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 
 from allstep.commands.collectives.backends import BACKENDS
 from allstep.commands.forecast.forecast import gradients
@@ -138,7 +137,7 @@ def try_out(recommendation: Recommendation, num_ranks: int, num_rounds: int) -> 
 def _rate(settings: dict[str, str], network: str, num_ranks: int) -> float:
     """Return the images per second of the PyTorch trainer under Horovod with these settings."""
     with scratch_folder("collectives") as directory:
-        output = Path(directory, "run")
+        output = directory / "run"
         flags = ["--dataset", "synthetic", "--synthetic-samples", 64 * 20 * num_ranks, "--model", network]
         flags += ["--batch-size", 64, "--epochs", 4, "--output-dir", output]
         given = [f"{name}={value}" for name, value in settings.items()]

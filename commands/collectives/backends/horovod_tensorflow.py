@@ -28,9 +28,9 @@ class HorovodTensorFlow:
     """Collectives of Horovod's global process set."""
 
     def __init__(self) -> None:
-        met = Horovod(find_placement(), StrategyConfig())
-        met.init()
-        met.pin_device()
+        strategy = Horovod(find_placement(), StrategyConfig())
+        strategy.init()
+        strategy.pin_device()
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def all_reduce(self, array: np.ndarray) -> Operation:

@@ -21,11 +21,11 @@ class TfDistribute:
     """Collectives in a replica context, in a graph, initialised as by the trainers' multi-worker-mirrored strategy."""
 
     def __init__(self) -> None:
-        met = MultiWorkerMirrored(find_placement(), StrategyConfig())
-        met.init()
-        met.pin_device()
-        self._strategy = met.strategy
-        self.rank, self.size = met.collectives.rank, met.collectives.world_size
+        strategy = MultiWorkerMirrored(find_placement(), StrategyConfig())
+        strategy.init()
+        strategy.pin_device()
+        self._tf_strategy = strategy.strategy
+        self.rank, self.size = strategy.collectives.rank, strategy.collectives.world_size
 
     def all_reduce(self, array: np.ndarray) -> Operation:
         return self._compiled(array, lambda context, buffer: context.all_reduce(tf.distribute.ReduceOp.SUM, buffer))
@@ -42,6 +42,6 @@ class TfDistribute:
 
         @tf.function
         def compiled(value: tf.Tensor) -> tf.Tensor:
-            return self._strategy.run(on_device, (value,))
+            return self._tf_strategy.run(on_device, (value,))
 
         return returning(lambda: compiled(buffer))

@@ -77,14 +77,14 @@ def expected(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarr
     part = count // num_ranks
     own = slice(rank * part, (rank + 1) * part)
     # One at a time: all of them together would fill the memory if messages are large and ranks are many.
-    everybody = (given(collective, count, other, num_ranks) for other in range(num_ranks))
+    inputs = (given(collective, count, other, num_ranks) for other in range(num_ranks))
     if collective in ("all-reduce", "reduce-scatter"):
-        total = functools.reduce(np.add, everybody)
+        total = functools.reduce(np.add, inputs)
         return total if collective == "all-reduce" else total[own]
     if collective == "all-to-all":
-        return np.concatenate([array[own].copy() for array in everybody])
+        return np.concatenate([array[own].copy() for array in inputs])
     if collective == "all-gather":
-        return np.concatenate(list(everybody))
+        return np.concatenate(list(inputs))
     return given(collective, count, 0 if collective == "broadcast" else rank, num_ranks)
 
 

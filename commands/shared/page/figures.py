@@ -137,15 +137,15 @@ def bars(
 ) -> Drawing:
     """Draw horizontal bars, the first on top, each with its value; `whiskers` extend this far to either side."""
     figure, axes = _frame(0, height=0.9 + 0.3 * len(labels))
-    places = range(len(labels))
+    positions = range(len(labels))
     look = {"color": PALETTE[0], "height": 0.62, "ecolor": _INK}
-    axes.barh(places, values, xerr=whiskers or None, **look)
-    axes.set_yticks(places, [printable(label) for label in labels])
+    axes.barh(positions, values, xerr=whiskers or None, **look)
+    axes.set_yticks(positions, [printable(label) for label in labels])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    for placement, value, whisker in zip(places, values, whiskers or [0.0] * len(labels), strict=True):
+    for position, value, whisker in zip(positions, values, whiskers or [0.0] * len(labels), strict=True):
         label = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axes.annotate(label, (value + whisker, placement), (3, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(label, (value + whisker, position), (3, 0), textcoords="offset points", va="center", fontsize=9)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
     return Drawing(caption, figure)
@@ -162,9 +162,9 @@ def confusion(caption: str, counts: Sequence[Sequence[int]], labels: Sequence[st
                 look = {"facecolor": PALETTE[0], "linewidth": 0, "alpha": max(0.08, 0.75 * count / sum(values))}
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
                 axes.annotate(str(count), (column, row), ha="center", va="center", fontsize=min(9, 90 / len(labels)))
-    places, names = range(len(labels)), [printable(label) for label in labels]
-    axes.set_xticks(places, names, rotation=90)
-    axes.set_yticks(places, names)
+    positions, names = range(len(labels)), [printable(label) for label in labels]
+    axes.set_xticks(positions, names, rotation=90)
+    axes.set_yticks(positions, names)
     axes.set(xlim=(-0.5, len(labels) - 0.5), ylim=(len(labels) - 0.5, -0.5), xlabel="predicted", ylabel="class")
     axes.grid(visible=False)
     return Drawing(caption, figure)
@@ -184,8 +184,8 @@ def adopted(caption: str, plot: Callable[[], Any]) -> Drawing:
             one.tick_params(colors=_INK)
             one.set_facecolor("none")
             one.grid(color=_FAINT, linewidth=0.5, alpha=0.35)
-            for placement in ("left", "center"):
-                one.set_title("", loc=placement)
+            for location in ("left", "center"):
+                one.set_title("", loc=location)
             for text in (one.xaxis.label, one.yaxis.label):
                 text.set_color(_INK)
     figure.suptitle("")

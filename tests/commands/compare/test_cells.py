@@ -39,7 +39,7 @@ def test_compiled_steps_have_cells_of_strategies_that_can_beside_the_others():
         *((name, "float32") for name in ("independent", *strategies)),
         *((name, "float32, compiled") for name in ("independent", "horovod")),
     ]
-    assert len({one.id for one in cells}) == len(cells) and len({one.placement for one in cells}) == 2
+    assert len({one.id for one in cells}) == len(cells) and len({one.ranking for one in cells}) == 2
     for one in cells:
         [command], _ = commands(one, SETTINGS, Path("at"))
         assert ("--compile" in command) == one.compiled

@@ -23,15 +23,15 @@ class MadeUp(Gate):
         super().__init__(3, launch=lambda commands: [OK] * len(commands))
         self._changes, self._num_kinks, self.trained = changes, num_kinks, []
 
-    def _train(self, places: Sequence[GateRun], seed: int) -> None:
-        for placement in places:
-            self.trained.append((placement.strategy, seed))
-            change = 1 + self._changes.get(placement.framework, 0) + self._changes.get(placement.strategy, 0)
+    def _train(self, runs: Sequence[GateRun], seed: int) -> None:
+        for run in runs:
+            self.trained.append((run.strategy, seed))
+            change = 1 + self._changes.get(run.framework, 0) + self._changes.get(run.strategy, 0)
             losses = {step: change / step for step in (1, 2, 3)}
             num_seeds = len({seed for _, seed in self.trained})
-            kink = 4e-4 if placement.strategy != "independent" and num_seeds <= self._num_kinks else 0
+            kink = 4e-4 if run.strategy != "independent" and num_seeds <= self._num_kinks else 0
             curve = curves.Curve(losses, {3: {"model/fc.weight": np.array([change + kink, -2.0])}})
-            self._trained[placement, seed] = OK, curve
+            self._trained[run, seed] = OK, curve
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_weights_that_alone_are_apart_are_tried_with_other_seeds(num_kinks, num_
     assert len(gate.trained) == len(set(gate.trained))  # the reference is trained once per seed
 
 
-def test_places_that_were_trained_together_are_not_trained_again():
-    places = [GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod", "ddp")]
+def test_runs_that_were_trained_together_are_not_trained_again():
+    runs = [GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod", "ddp")]
     gate = MadeUp(ddp=5e-5)
-    gate.train(places)
-    assert [gate.judge(placement, places[0]).status for placement in places] == ["passed", "passed", "failed"]
-    assert len(gate.trained) == len(places)
+    gate.train(runs)
+    assert [gate.judge(run, runs[0]).status for run in runs] == ["passed", "passed", "failed"]
+    assert len(gate.trained) == len(runs)
 
 
 def test_losses_that_are_apart_are_not_tried_again():
@@ -101,30 +101,30 @@ def test_bf16_is_judged_by_losses_alone(framework, bound, changes):
 
 
 def test_a_compiled_place_is_held_against_the_one_that_is_not():
-    places = [gate_run(cell(strategy="independent", ranks=1), SETTINGS), gate_run(cell(compiled=True), SETTINGS)]
-    assert places[0].group == places[1].group and places[0].id != places[1].id
-    assert MadeUp(horovod=5e-5).judge(places[1], places[0]).status == "failed"
+    runs = [gate_run(cell(strategy="independent", ranks=1), SETTINGS), gate_run(cell(compiled=True), SETTINGS)]
+    assert runs[0].group == runs[1].group and runs[0].id != runs[1].id
+    assert MadeUp(horovod=5e-5).judge(runs[1], runs[0]).status == "failed"
 
 
 def test_what_has_no_one_curve_is_not_judged():
     assert gate_run(cell(strategy="independent"), SETTINGS) is None
     assert gate_run(cell(strategy="parameter-server", framework="tensorflow"), SETTINGS) is None
     assert gate_run(cell(strategy="independent", ranks=1), SETTINGS) is not None
-    places = [GateRun("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
-    assert places[0].group != places[1].group  # batch norm sees different samples
+    runs = [GateRun("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
+    assert runs[0].group != runs[1].group  # batch norm sees different samples
 
 
 def test_slices_leave_equal_bits_within_a_framework_or_fail():
     settings = replace(SETTINGS, slices=4)
     cells = [cell(strategy="independent", ranks=1), cell(), cell(strategy="model-parallel")]
     cells += [cell(framework="tensorflow", ranks=number) for number in (1, 2)]
-    places = [placement for one in cells if (placement := gate_run(one, settings))]
-    assert [placement.slices for placement in places] == [4, 4, None, 4, 4]
-    assert [places.index(reference_of(placement, places)) for placement in places] == [0, 0, 0, 0, 3]
+    runs = [run for one in cells if (run := gate_run(one, settings))]
+    assert [run.slices for run in runs] == [4, 4, None, 4, 4]
+    assert [runs.index(reference_of(run, runs)) for run in runs] == [0, 0, 0, 0, 3]
     gate = MadeUp(horovod=1e-12, tensorflow=5e-5)
-    assert [gate.judge(placement, reference_of(placement, places)).status for placement in places] == [
+    assert [gate.judge(run, reference_of(run, runs)).status for run in runs] == [
         *("passed", "failed", "passed", "passed", "passed")
     ]
-    assert gate.judge(places[1], places[0]).bound == 0
+    assert gate.judge(runs[1], runs[0]).bound == 0
     deep = [GateRun("pytorch", "horovod", ranks, "resnet32", "float32", slices=4) for ranks in (1, 2)]
     assert deep[0].group == deep[1].group  # batch norm of each slice sees the same samples
