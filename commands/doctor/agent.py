@@ -52,18 +52,11 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Unreached:
-    """Host that cannot be reached from this one."""
-
-    host: str
-    why: str
-
-
-@dataclass(frozen=True)
 class Connected:
     """Answer to connect."""
 
-    unreached: tuple[Unreached, ...]
+    unreached: dict[str, str]
+    """Reason for each host that cannot be reached from this one, by the host's name."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -85,9 +78,8 @@ def _answer(question: Question, flags: Namespace, listener: socket.socket) -> ob
         return Hello(time.time(), listener.getsockname()[1])
     if question.question == "connect":
         with ThreadPoolExecutor(max(1, len(question.to))) as pool:
-            reasons = pool.map(_why_unreached, question.to)
-            pairs = zip(question.to, reasons, strict=True)
-            return Connected(tuple(Unreached(address.host, why) for address, why in pairs if why))
+            reasons = zip(question.to, pool.map(_why_unreached, question.to), strict=True)
+            return Connected({address.host: reason for address, reason in reasons if reason})
     from allstep.commands.doctor.facts import gather  # slow to import, while hello must be fast for comparing clocks
 
     return gather(flags.data_dir, with_frameworks=flags.frameworks, with_data=flags.data)

@@ -23,8 +23,8 @@ from itertools import groupby
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding
-from allstep.commands.hosts.command import Host, check, find_hosts, launch_lines, parse_list, read_hostfile
-from allstep.common.base.errors import UserError, printable
+from allstep.commands.hosts.command import Host, check, given_hosts, launch_lines
+from allstep.common.base.errors import printable
 from allstep.common.base.flag_types import Parser, listed, nonempty_path, one_of
 from allstep.common.base.progress_bar import ProgressBar
 
@@ -88,14 +88,9 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
 
 def _hosts(flags: Namespace) -> list[Host]:
     """Return the hosts of the flags, else of the allocation, else this host with a slot per GPU or at most two."""
-    if flags.hosts and flags.list is not None:
-        raise UserError("expected --hosts or -H, received both; give one of them")
-    if flags.list is not None:
-        hosts = parse_list(flags.list)
-    elif flags.hosts:
-        hosts = read_hostfile(flags.hosts)
-    else:
+    hosts = given_hosts(flags.hosts, flags.list, name="--hosts")
+    if not hosts:
         num_gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-        hosts = find_hosts() or [Host("localhost", max(1, num_gpus or min(2, len(os.sched_getaffinity(0)))))]
+        hosts = [Host("localhost", num_gpus or min(2, len(os.sched_getaffinity(0))))]
     check(hosts)
     return hosts

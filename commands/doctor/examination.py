@@ -110,10 +110,9 @@ def _unreached(visit: Visit, visits: Mapping[str, Visit]) -> dict[str, str]:
     """Return the reasons for which a host does not reach others, by their names."""
     others = tuple(Address(name, other.port) for name, other in visits.items() if other is not visit)
     try:
-        connected = visit.agent.ask(Question("connect", others), Connected)
+        return visit.agent.ask(Question("connect", others), Connected).unreached
     except NoAnswer as error:  # the host has gone down since it answered the first question
         return {address.host: str(error) for address in others}
-    return {one.host: one.why for one in connected.unreached}
 
 
 def _check_all_reduce(hosts: Sequence[Host], visits: Mapping[str, Visit], before: Sequence[Finding]) -> list[Finding]:
@@ -198,14 +197,11 @@ def check_ports(unreached: Mapping[str, Mapping[str, str]], num_hosts: int) -> l
 
     `unreached` has for each host the reasons by name of the hosts that it does not reach.
     """
-    pairs = [(one, other, why) for one, others in unreached.items() for other, why in others.items()]
-    if not pairs:
-        return [ok("ports", f"all {num_hosts} hosts reach each other")]
-    advice = {
-        True: "correct the name in /etc/hosts or DNS of the first",
-        False: "open the ports from 1024 to 65535 between the hosts: ranks listen at any of them",
-    }
-    return [
-        fault("ports", f"{one} does not reach {other}: {why}", advice["known" in why or "resolution" in why])
-        for one, other, why in pairs
-    ]
+    findings = []
+    for one, reasons in unreached.items():
+        for other, why in reasons.items():
+            fix = "open the ports from 1024 to 65535 between the hosts: ranks listen at any of them"
+            if "known" in why or "resolution" in why:
+                fix = "correct the name in /etc/hosts or DNS of the first"
+            findings.append(fault("ports", f"{one} does not reach {other}: {why}", fix))
+    return findings or [ok("ports", f"all {num_hosts} hosts reach each other")]

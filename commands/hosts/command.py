@@ -126,6 +126,18 @@ def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HO
     return []
 
 
+def given_hosts(hostfile: Path | None, text: str | None, *, name: str) -> list[Host]:
+    """Return the hosts of a hostfile or of the list after -H, else those of the allocation or the MPIJob, if any.
+
+    `name` is what the command calls its hostfile. Raises UserError if both are given, or one is wrong.
+    """
+    if hostfile and text is not None:
+        raise UserError(f"expected {name} or -H, received both; give one of them")
+    if text is not None:
+        return parse_list(text)
+    return read_hostfile(hostfile) if hostfile else find_hosts()
+
+
 def check(hosts: Sequence[Host]) -> None:
     """Refuse a list of hosts that no launcher accepts: an empty one, or one with a host twice."""
     if not hosts:
@@ -236,13 +248,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", choices=tuple(FORMS), metavar="FORM", help=f"print in one of {', '.join(FORMS)}")
     parser.add_argument("--no-resolve", action="store_true", help="do not check that this machine resolves the names")
     flags = parser.parse_args(argv)
-    if flags.hostfile and flags.hosts is not None:
-        raise UserError("expected a hostfile or -H, received both; give one of them")
-    if flags.hosts is not None:
-        hosts = parse_list(flags.hosts)
-    elif flags.hostfile:
-        hosts = read_hostfile(flags.hostfile)
-    elif not (hosts := find_hosts()):
+    hosts = given_hosts(flags.hostfile, flags.hosts, name="a hostfile")
+    if not hosts:
         raise UserError(
             "expected a hostfile, -H, an allocation of Slurm, PBS or LSF, or an MPIJob, received none of them; give "
             "the hosts as in -H server1:4,server2:4"

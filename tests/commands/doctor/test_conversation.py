@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from allstep.commands.doctor.agent import MARK, Address, Connected, Hello, Question, Unreached
+from allstep.commands.doctor.agent import MARK, Address, Connected, Hello, Question
 from allstep.commands.doctor.conversation import Agent, NoAnswer, is_this_host
 
 pytestmark = pytest.mark.launch
@@ -64,7 +64,7 @@ def test_an_agent_here_answers():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen, so a connection is refused
         question = Question("connect", (Address("127.0.0.1", port), Address("localhost", closed.getsockname()[1])))
-        assert agent.ask(question, Connected) == Connected((Unreached("localhost", "Connection refused"),))
+        assert agent.ask(question, Connected) == Connected({"localhost": "Connection refused"})
     agent.end()
 
 
