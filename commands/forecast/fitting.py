@@ -34,12 +34,8 @@ def fit(
 
     fixed = known or {}
     free = [name for name in usual if name not in fixed]
-    low, width = (
-        np.array(values)
-        for values in zip(
-            *((bounds[name].minimum, bounds[name].maximum - bounds[name].minimum) for name in free), strict=True
-        )
-    )
+    low = np.array([bounds[name].minimum for name in free])
+    width = np.array([bounds[name].maximum for name in free]) - low
     expected = np.array([usual[name] for name in free])
     spread = np.array([bounds[name].spread for name in free])
 

@@ -41,39 +41,26 @@ DEFAULTS = {
 }
 """Values of flags that are not given. The parser has None for these, which tells what a user gives."""
 RANKS_PER_NODE = 8
-_MODES = {
-    "loss_of_parameters": {"loss_of_parameters"},
-    "validate": {"validate", "measured", "collectives", "output"},
+_MODES = {"loss_of_parameters": {"loss_of_parameters"}, "validate": {"validate", "measured", "collectives", "output"}}
+"""Flags that may be given together with a flag that chooses another task than a forecast."""
+_ALTERNATIVES = {
+    "network": ("parameters", "model"),
+    "parameters": ("model",),
+    "run": ("step_ms", "batch_size", "baseline_ranks"),
+    "buckets": ("cycle_ms", "request_us"),
+    "no_overlap": ("contention",),
+    "sharded": ("algorithm", "servers", "fusion_mib", "buckets", "cycle_ms", "request_us"),
 }
-"""Flags that one flag leaves to the others."""
-_ALTERNATIVES = (
-    ("network", "parameters"),
-    ("network", "model"),
-    ("parameters", "model"),
-    ("run", "step_ms"),
-    ("run", "batch_size"),
-    ("run", "baseline_ranks"),
-    ("buckets", "cycle_ms"),
-    ("buckets", "request_us"),
-    ("no_overlap", "contention"),
-    ("sharded", "algorithm"),
-    ("sharded", "servers"),
-    ("sharded", "fusion_mib"),
-    ("sharded", "buckets"),
-    ("sharded", "cycle_ms"),
-    ("sharded", "request_us"),
-)
-_NEEDS = (
-    ("measured", "validate"),
-    ("measured", "collectives"),
-    ("epochs", "samples"),
-    ("critical_batch", "samples"),
-    ("servers", "algorithm"),
-    ("gather_bits", "sharded"),
-    ("framework", "model"),
-    ("input_shape", "model"),
-    ("classes", "model"),
-)
+"""Flags that cannot be given together with another one."""
+_NEEDED = {
+    "validate": ("measured",),
+    "collectives": ("measured",),
+    "samples": ("epochs", "critical_batch"),
+    "algorithm": ("servers",),
+    "sharded": ("gather_bits",),
+    "model": ("framework", "input_shape", "classes"),
+}
+"""Flags that need another one, by the one that they need."""
 
 
 def parse(prog: str, description: str | None, argv: list[str] | None) -> tuple[Namespace, frozenset[str]]:
@@ -95,12 +82,14 @@ def _refuse(parser: Parser, flags: Namespace, given: frozenset[str]) -> None:
     for mode, names in _MODES.items():
         if mode in given and (others := sorted(given - names)):
             parser.error(f"expected no {flag_of(others[0])} with {flag_of(mode)}, received it; leave it out")
-    for name, other in _ALTERNATIVES:
-        if name in given and other in given:
-            parser.error(f"expected {flag_of(name)} or {flag_of(other)}, received both; leave one out")
-    for name, other in _NEEDS:
-        if name in given and other not in given:
-            parser.error(f"expected {flag_of(other)} with {flag_of(name)}, received none; give it")
+    for name, others in _ALTERNATIVES.items():
+        for other in others:
+            if {name, other} <= given:
+                parser.error(f"expected {flag_of(name)} or {flag_of(other)}, received both; leave one out")
+    for needed, names in _NEEDED.items():
+        for name in names:
+            if name in given and needed not in given:
+                parser.error(f"expected {flag_of(needed)} with {flag_of(name)}, received none; give it")
     if "servers" in given and flags.algorithm != "parameter-servers":
         parser.error(f"expected --algorithm parameter-servers with --servers, received {flags.algorithm}; name it")
     if "contention" in given and flags.algorithm == "host-memory":

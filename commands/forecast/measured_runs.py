@@ -3,15 +3,16 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.commands.compare.cells import INDEPENDENT, Cell
+from allstep.commands.compare.cells import INDEPENDENT
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample
 from allstep.commands.forecast.allreduce import Cluster, Link
 from allstep.commands.forecast.forecast import Machine, Workload, forecast
 from allstep.commands.forecast.networks import known_networks
-from allstep.commands.forecast.simulation import MIB, Fusion, jitter_of, slowdown
+from allstep.commands.forecast.simulation import Fusion, jitter_of, slowdown
+from allstep.commands.forecast.site import DDP_BUCKETS
 from allstep.commands.forecast.validation import Checked
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, Row
@@ -26,7 +27,7 @@ CPU_CONTENTION = 1.0
 STRATEGIES = {
     # A rank that awaits the last gradient skips the cycle (commands/horovod/patches/better, awaited-cycles).
     "horovod": ("mpi4py", Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)),
-    "ddp": ("torch-gloo", Fusion(25 * MIB, 0.0, buckets=True)),
+    "ddp": ("torch-gloo", DDP_BUCKETS),
     "multi-worker-mirrored": ("tf-distribute", Fusion(0, 0.0)),
 }
 """Backend of `allstep collectives` that carries a strategy's gradients, and how the trainers fuse them on CPUs."""
@@ -136,7 +137,8 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
     networks, checked = known_networks(), []
     for cell in cells:
         num_ranks = cell.ranks
-        alone, together = (by_id.get(_independent(cell, ranks).id) for ranks in (1, num_ranks))
+        independent = (replace(cell, strategy=INDEPENDENT, ranks=ranks) for ranks in (1, num_ranks))
+        alone, together = (by_id.get(one.id) for one in independent)
         if cell.strategy not in STRATEGIES or cell.model not in networks:
             continue
         if not (alone and alone.images_per_second and together):
@@ -182,12 +184,6 @@ def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Ro
     if not rows:
         raise UserError(f"expected all-reduces of {backend} in {path}, received none; measure it with --backends")
     return sorted(rows, key=lambda row: row.bytes)
-
-
-def _independent(cell: Cell, ranks: int) -> Cell:
-    """Return the cell of `ranks` independent processes with which a cell is compared."""
-    what = (cell.model, cell.batch_size, cell.precision, cell.compiled)
-    return Cell(cell.workload, cell.framework, INDEPENDENT, ranks, *what)
 
 
 def _block_jitter(directory: Path, cell: CellResult) -> float:

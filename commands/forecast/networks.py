@@ -74,20 +74,12 @@ def read_network(path: Path) -> Network:
     from allstep.common.files import strict_yaml
 
     try:
-        rows = strict_yaml.load(path, maximum=_MAX_BYTES)
+        return _network(path.stem, strict_yaml.load(path, maximum=_MAX_BYTES))
     except (OSError, ValueError) as error:
-        raise _no_layers(path, error) from None
-    try:
-        return _network(path.stem, rows)
-    except Mismatch as error:
-        raise _no_layers(path, error) from None
-
-
-def _no_layers(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"expected a YAML list of [name, parameters, multiplications, tensors] a layer, received {path}: "
-        f"{' '.join(str(error).split())}"
-    )
+        raise UserError(
+            f"expected a YAML list of [name, parameters, multiplications, tensors] a layer, received {path}: "
+            f"{' '.join(str(error).split())}"
+        ) from None
 
 
 def usual_layers(num_parameters: int) -> int:
