@@ -232,87 +232,80 @@ def summary(errors: Sequence[float]) -> str:
 
 
 def tables(judged: Sequence[Judged], found: Fitted, largest: Sequence[Calibrated]) -> str:
-    """Return the tables of the page."""
-    return "\n\n".join(
-        ("\n".join(lines))
-        for lines in (
-            _parameters(found),
-            _classes(judged),
-            _patterns(found, judged),
-            _calibrations(largest),
-            _rows(judged),
-        )
-    )
+    """Return the tables of the page, in Markdown."""
+    parts = (_parameters(found), _kinds(judged), _patterns(found, judged), _calibrations(largest), _rows(judged))
+    return "\n\n".join(parts)
 
 
-def _parameters(found: Fitted) -> list[str]:
-    lines = ["### Fitted parameters", "", "| parameter | value | 10 to 90 % | bounds | meaning |", "| --- " * 5 + "|"]
+def _section(title: str, header: str, rows: Iterable[str], *, note: str = "") -> str:
+    """Return a heading, a note if there is one, and a table; the cells of header and rows are separated by ` | `."""
+    return "\n\n".join(filter(None, (f"### {title}", note, _table(header, rows))))
+
+
+def _table(header: str, rows: Iterable[str]) -> str:
+    return "\n".join([f"| {header} |", "| --- " * (header.count(" | ") + 1) + "|", *(f"| {row} |" for row in rows)])
+
+
+def _parameters(found: Fitted) -> str:
+    rows = []
     for name, bounds in BOUNDS.items():
         one = found.parameters[name]
         limits = f"{one.low:.3g} to {one.high:.3g} | {bounds.minimum:g} to {bounds.maximum:g}"
-        lines.append(f"| {name} | {one.value:.3g} | {limits} | {bounds.meaning} |")
-    return lines
+        rows.append(f"{name} | {one.value:.3g} | {limits} | {bounds.meaning}")
+    return _section("Fitted parameters", "parameter | value | 10 to 90 % | bounds | meaning", rows)
 
 
-def _classes(judged: Sequence[Judged]) -> list[str]:
-    lines = [
-        "### Errors by kind of link",
-        "",
-        "Points of efficiency, each publication left out of the fit in turn.",
-        "",
-    ]
-    lines += ["| rows | forecast | median | 90 % | worst | signed mean | in the range |", "| --- " * 7 + "|"]
+def _kinds(judged: Sequence[Judged]) -> str:
+    cells = []
     for kind in (None, *KINDS):
         rows = [row for row in judged if kind in (None, row.point.kind)]
         within = statistics.fmean(row.is_within for row in rows)
         label = f"{LABELS[kind] if kind else 'all'} ({len(rows)})"
-        lines += [
-            f"| {label} | `allstep forecast` | {summary([row.error for row in rows])} | {within:.0%} |",
-            f"| | always 90 % | {summary([ALWAYS - row.point.measured for row in rows])} | |",
-            f"| | no overlap | {summary([without_overlap(row.point) - row.point.measured for row in rows])} | |",
-            f"| | fitted to these rows, too | {summary([row.default - row.point.measured for row in rows])} | |",
+        cells += [
+            f"{label} | `allstep forecast` | {summary([row.error for row in rows])} | {within:.0%}",
+            f"| always 90 % | {summary([ALWAYS - row.point.measured for row in rows])} |",
+            f"| no overlap | {summary([without_overlap(row.point) - row.point.measured for row in rows])} |",
+            f"| fitted to these rows, too | {summary([row.default - row.point.measured for row in rows])} |",
         ]
-    return lines
+    header = "rows | forecast | median | 90 % | worst | signed mean | in the range"
+    note = "Points of efficiency, each publication left out of the fit in turn."
+    return _section("Errors by kind of link", header, cells, note=note)
 
 
-def _patterns(found: Fitted, judged: Sequence[Judged]) -> list[str]:
-    lines = ["### Errors by pattern", "", "| pattern | publications | rows | median | 90 % | worst | signed mean |"]
-    lines.append("| --- " * 7 + "|")
+def _patterns(found: Fitted, judged: Sequence[Judged]) -> str:
+    rows = []
     for pattern, count in found.patterns.items():
         errors = [row.error for row in judged if row.point.system.site.pattern == pattern]
-        lines.append(f"| {pattern} | {count} | {len(errors)} | {summary(errors)} |")
-    return lines
+        rows.append(f"{pattern} | {count} | {len(errors)} | {summary(errors)}")
+    header = "pattern | publications | rows | median | 90 % | worst | signed mean"
+    return _section("Errors by pattern", header, rows)
 
 
-def _calibrations(largest: Sequence[Calibrated]) -> list[str]:
-    lines = ["### Calibrated on the two smallest sizes", ""]
-    lines.append("| system | calibrated on | ranks | measured | calibrated | range | uncalibrated |")
-    lines.append("| --- " * 7 + "|")
+def _calibrations(largest: Sequence[Calibrated]) -> str:
+    rows = []
     for row in largest:
         cells = f"{row.point.measured:.1%} | {row.forecast:.1%} | {row.limits} | {row.uncalibrated:.1%}"
-        lines.append(f"| {row.point.name} | {row.sizes[0]}, {row.sizes[1]} | {row.point.num_ranks} | {cells} |")
-    lines += ["", "| forecast | median | 90 % | worst | signed mean | in the range |", "| --- " * 6 + "|"]
+        rows.append(f"{row.point.name} | {row.sizes[0]}, {row.sizes[1]} | {row.point.num_ranks} | {cells}")
+    header = "system | calibrated on | ranks | measured | calibrated | range | uncalibrated"
     within = statistics.fmean(row.is_within for row in largest)
-    lines.append(f"| calibrated | {summary([row.error for row in largest])} | {within:.0%} |")
-    lines.append(f"| uncalibrated | {summary([row.uncalibrated - row.point.measured for row in largest])} | |")
-    return lines
-
-
-def _rows(judged: Sequence[Judged]) -> list[str]:
-    lines = [
-        "### Every row",
-        "",
-        "`forecast` has the defaults as users get them, `unseen` those without this publication.",
+    errors = [
+        f"calibrated | {summary([row.error for row in largest])} | {within:.0%}",
+        f"uncalibrated | {summary([row.uncalibrated - row.point.measured for row in largest])} |",
     ]
-    lines += ["", "| publication | system | ranks | measured | forecast | unseen | range | error | no overlap |"]
-    lines.append("| --- " * 9 + "|")
+    table = _table("forecast | median | 90 % | worst | signed mean | in the range", errors)
+    return f"{_section('Calibrated on the two smallest sizes', header, rows)}\n\n{table}"
+
+
+def _rows(judged: Sequence[Judged]) -> str:
+    rows = []
     for row in judged:
         point, baseline = row.point, row.point.system.baseline_ranks
         ranks = f"{point.num_ranks}/{baseline}" if baseline > 1 else f"{point.num_ranks}"
         cells = f"{point.measured:.1%} | {row.default:.1%} | {row.forecast:.1%} | {row.limits} | {100 * row.error:+.1f}"
-        cells += f" | {without_overlap(point):.1%}"
-        lines.append(f"| {point.title} | {point.name} | {ranks} | {cells} |")
-    return lines
+        rows.append(f"{point.title} | {point.name} | {ranks} | {cells} | {without_overlap(point):.1%}")
+    header = "publication | system | ranks | measured | forecast | unseen | range | error | no overlap"
+    note = "`forecast` has the defaults as users get them, `unseen` those without this publication."
+    return _section("Every row", header, rows, note=note)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

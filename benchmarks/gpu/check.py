@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from allstep.benchmarks.figures import missing, print_rows, print_table
@@ -42,10 +43,6 @@ class Check:
     """Seconds reserved for the check."""
 
 
-def _large(framework: str, *, compiled: bool) -> Callable[[Effort, Path], list[Figure]]:
-    return lambda effort, folder: [speed.large(framework, effort, folder, compiled=compiled)]
-
-
 TRIALS: dict[str, tuple[str, Callable[[Effort, Path], exactness.Trial]]] = {
     "first-run": ("README's runs on two ranks end well, on any number of GPUs", exactness.first_run),
     "curves": ("float32 on GPU, CPU and in both frameworks: the same losses over 50 steps", exactness.curves),
@@ -60,24 +57,24 @@ TRIALS_SECONDS = 85  # they are the first to read several GB of libraries from t
 # TensorFlow, XLA's first step takes 51 s, a start 10 s (PyTorch) or 20 s (TensorFlow, with tracing). The checks that
 # show most in the least time come first.
 CHECKS = {
-    "resnet50": Check("PyTorch's ResNet-50 against a hand-written one", _large("pytorch", compiled=False), 35),
-    "resnet50-compiled": Check("both compiled", _large("pytorch", compiled=True), 65),
-    "images": Check(
-        "training from JPEG files against synthetic images",
-        lambda effort, folder: [speed.real_images(effort, folder)],
-        55,
+    "resnet50": Check(
+        "PyTorch's ResNet-50 against a hand-written one", partial(speed.large, "pytorch", compiled=False), 35
     ),
+    "resnet50-compiled": Check("both compiled", partial(speed.large, "pytorch", compiled=True), 65),
+    "images": Check("training from JPEG files against synthetic images", speed.real_images, 55),
     "decode": Check("--decode gpu against the CPU's threads", speed.decoding, 20),
     "small": Check(
         "PyTorch's CNN and ResNet-18 on small images against hand-written ones, --compile and --deterministic",
-        lambda effort, folder: speed.small("pytorch", effort, folder),
+        partial(speed.small, "pytorch"),
         40,
     ),
-    "tensorflow-resnet50": Check("TensorFlow's ResNet-50 against Keras' own", _large("tensorflow", compiled=False), 45),
-    "tensorflow-resnet50-compiled": Check("both by XLA", _large("tensorflow", compiled=True), 85),
+    "tensorflow-resnet50": Check(
+        "TensorFlow's ResNet-50 against Keras' own", partial(speed.large, "tensorflow", compiled=False), 45
+    ),
+    "tensorflow-resnet50-compiled": Check("both by XLA", partial(speed.large, "tensorflow", compiled=True), 85),
     "tensorflow-small": Check(
         "TensorFlow's CNN against a hand-written one, --compile and --deterministic",
-        lambda effort, folder: speed.small("tensorflow", effort, folder),
+        partial(speed.small, "tensorflow"),
         40,
     ),
 }

@@ -81,13 +81,13 @@ def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder:
     return rates
 
 
-def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Figure:
+def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> list[Figure]:
     """Measure ResNet-50 in bf16 on synthetic images."""
     flags = _flags("resnet50", effort.large_shape, effort.large_batch[framework], 1000, effort.num_batches, effort)
     flags += ["--precision", "bf16", *(["--compile"] if compiled else [])]
     what = f"{framework}: resnet50 bf16{' compiled' if compiled else ''}, images/s / by hand"
     rates = rates_in_turn({"ours": _ours(framework, flags), "hand": _by_hand(framework, flags)}, effort, folder / "it")
-    return _figure(what, rates, "ours", "hand", AS_FAST)
+    return [_figure(what, rates, "ours", "hand", AS_FAST)]
 
 
 def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
@@ -118,27 +118,23 @@ def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
     ]
 
 
-def real_images(effort: Effort, folder: Path) -> Figure:
+def real_images(effort: Effort, folder: Path) -> list[Figure]:
     """Compare training from JPEG files with training from images on the device, to show what the input costs."""
     data, output = folder / "images", folder / "real"
     write_images(data, effort.num_images)
     batch = effort.large_batch["pytorch"]
     flags = _flags("resnet50", effort.large_shape, batch, 1000, effort.num_batches, effort)
-    rates = rates_in_turn(
-        {"synthetic": _ours("pytorch", [*flags, "--precision", "bf16"])}, effort, folder / "synthetic"
+    commands = {"synthetic": _ours("pytorch", [*flags, "--precision", "bf16"])}
+    rates = rates_in_turn(commands, effort, folder / "synthetic")
+    train = (
+        *("--dataset", "image-folder", "--data-dir", data, "--image-size", effort.large_shape[0]),
+        *("--decode-threads", effort.decode_threads, "--model", "resnet50"),
+        *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 3, "--drop-last"),
+        *("--device", effort.device, "--output-dir", output),
     )
-    run(
-        job(
-            "allstep.pytorch.train",
-            *("--dataset", "image-folder", "--data-dir", data, "--image-size", effort.large_shape[0]),
-            *("--decode-threads", effort.decode_threads, "--model", "resnet50"),
-            *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 3, "--drop-last"),
-            *("--device", effort.device, "--output-dir", output),
-            num_ranks=1,
-        )
-    )
+    run(job("allstep.pytorch.train", *train, num_ranks=1))
     what = "pytorch: resnet50 bf16, images/s JPEG files / synthetic"
-    return _figure(what, {**rates, "real": epoch_rates(output)}, "real", "synthetic", ">= 0.95")
+    return [_figure(what, {**rates, "real": epoch_rates(output)}, "real", "synthetic", ">= 0.95")]
 
 
 def decoding(effort: Effort, folder: Path) -> list[Figure]:

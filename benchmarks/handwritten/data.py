@@ -41,11 +41,11 @@ def trainer_flags(num_samples: int, epochs: int) -> tuple[object, ...]:
 
 
 def epoch_in_memory(
-    num_samples: int, epoch: int, *, batch_size: int, rank: int, world_size: int
+    flags: argparse.Namespace, epoch: int, *, rank: int, world_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a rank's samples of an epoch in order: normalised float32 (n, height, width, channels), int64 labels."""
-    order = sample_order(np.arange(num_samples), num_samples, seed=0, epoch=epoch)
-    return in_memory(num_samples, order.reshape(-1, world_size, batch_size)[:, rank].ravel())
+    order = sample_order(np.arange(flags.num_samples), flags.num_samples, seed=0, epoch=epoch)
+    return in_memory(flags.num_samples, order.reshape(-1, world_size, flags.batch_size)[:, rank].ravel())
 
 
 def in_memory(num_samples: int, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -32,9 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rates, losses = [], []
     for epoch in range(flags.epochs):
-        images, labels = epoch_in_memory(
-            flags.num_samples, epoch, batch_size=flags.batch_size, rank=hvd.rank(), world_size=hvd.size()
-        )
+        images, labels = epoch_in_memory(flags, epoch, rank=hvd.rank(), world_size=hvd.size())
         images = torch.from_numpy(images).permute(0, 3, 1, 2)  # channels last in memory, as the trainer has them
         labels = torch.from_numpy(labels)
         hvd.barrier()

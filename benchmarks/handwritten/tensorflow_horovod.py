@@ -56,12 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rates, losses = [], []
     for epoch in range(flags.epochs):
-        images, labels = map(
-            tf.constant,
-            epoch_in_memory(
-                flags.num_samples, epoch, batch_size=flags.batch_size, rank=hvd.rank(), world_size=hvd.size()
-            ),
-        )
+        arrays = epoch_in_memory(flags, epoch, rank=hvd.rank(), world_size=hvd.size())
+        images, labels = map(tf.constant, arrays)
         hvd.allreduce(tf.zeros(1))
         started = time.perf_counter()
         for start in range(0, len(labels), flags.batch_size):
