@@ -21,7 +21,7 @@ from typing import Any
 import setup_needs
 import tensorflow_gpu
 import this_checkout  # noqa: F401  # first: makes allstep.* importable
-from setup_needs import Choice, choose, pinned, site_packages
+from setup_needs import choose, pinned, site_packages
 
 from allstep.commands.horovod import build, prerequisites
 from allstep.commands.horovod import self_test as horovod_test
@@ -53,7 +53,7 @@ class Step:
 def setup_steps(*, gpu: bool) -> list[Step]:
     """Return the steps in order."""
     pins = packages(gpu=gpu)
-    tensorflow = TENSORFLOW_GPU_CONSTRAINTS.read_text() + _own("tensorflow_gpu.py")
+    tensorflow = TENSORFLOW_GPU_CONSTRAINTS.read_text() + Path(tensorflow_gpu.__file__).read_text()
     tensorflow_step = Step("TensorFlow, with CUDA 12 of its own", tensorflow, install_tensorflow_gpu)
     target, patches = horovod_target(gpu=gpu), series()
     recipe = build.recipe(target, patches)
@@ -72,10 +72,6 @@ def setup_steps(*, gpu: bool) -> list[Step]:
         Step("allstep itself, editable", packaging, install_allstep),
         Step("self-test", SELF_TEST.read_text(), lambda: self_test(gpu=gpu)),
     ]
-
-
-def _own(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
 
 
 def fingerprints(steps: list[Step]) -> list[str]:
@@ -202,7 +198,7 @@ def record(done: list[str], *, gpu: bool) -> None:
 def set_up() -> None:
     """Run the steps that are not done yet."""
     before = recorded()
-    choice = _choice(before)
+    choice = choose(os.environ.get("GPU", ""), before=before["gpu"] if before else None, driver=find_driver())
     gpu = choice.gpu
     steps = setup_steps(gpu=gpu)
     prints = fingerprints(steps)
@@ -232,23 +228,14 @@ def _needed_gb(num_done: int, *, gpu: bool) -> dict[Path, float]:
     tensorflow = setup_needs.TENSORFLOW_GPU_GB if gpu and num_done < 3 else 0
     if num_done >= 2:  # the packages are installed
         needed = tensorflow or prerequisites.BUILD_GB
-        return {ENVIRONMENT: needed, build.cache_folder(): prerequisites.BUILD_GB}
-    # Leftovers of an interrupted set-up are removed first, which frees their space.
-    left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
-    needed = setup_needs.PACKAGES_GB + tensorflow - left
+    else:  # leftovers of an interrupted set-up are removed first, which frees their space
+        left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
+        needed = setup_needs.PACKAGES_GB + tensorflow - left
     return {ENVIRONMENT: needed, build.cache_folder(): prerequisites.BUILD_GB}
 
 
-def _choice(before: dict | None) -> Choice:
-    return choose(os.environ.get("GPU", ""), before=before["gpu"] if before else None, driver=find_driver())
-
-
-def _interrupt(signum, frame) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # One set-up at a time in a checkout; its commands end with it, also where it is killed.
         with (REPOSITORY / "setup.cfg").open() as lock:
