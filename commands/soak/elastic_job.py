@@ -15,8 +15,8 @@ from typing import TextIO
 
 from allstep.commands.shared.process_tree import POLL_SECONDS
 from allstep.commands.shared.records.runs import FILE
-from allstep.commands.soak.faults import CLEAN_SECONDS, Violation
-from allstep.commands.soak.training import Training, training
+from allstep.commands.soak.faults import Violation, check_clean
+from allstep.commands.soak.training import Training, training, words_of
 from allstep.common.base.progress_bar import ProgressBar
 from allstep.common.launch.rendezvous import free_ports
 
@@ -112,7 +112,7 @@ class ElasticJob:
 
     def ranks(self) -> list[int]:
         """Return the process ids of all ranks."""
-        return [pid for pid in self._job.left() if _words(pid)[1:3] == ["-m", self._program]]
+        return [pid for pid in self._job.left() if words_of(pid)[1:3] == ["-m", self._program]]
 
     def wait(self, is_there: Callable[[Stand], bool]) -> Stand:
         """Wait until the progress of the job satisfies `is_there`, and return it.
@@ -145,11 +145,7 @@ class ElasticJob:
         os.kill(self.ranks()[0], signal.SIGUSR1)
         if self._job.wait(PATIENCE_SECONDS):
             raise Violation(f"expected status 0, received {self._job.status}: {self._job.printed()}")
-        deadline = time.monotonic() + CLEAN_SECONDS
-        while left := self._job.left():
-            if time.monotonic() > deadline:
-                raise Violation(f"left {[' '.join(_words(pid)) for pid in left]}: {self._job.printed()}")
-            time.sleep(POLL_SECONDS)
+        check_clean(self._job)
 
 
 @contextmanager
@@ -202,13 +198,6 @@ def disturb(
 
 def _set_link(device: str, state: str) -> None:
     subprocess.run(["ip", "link", "set", device, state], check=True)
-
-
-def _words(pid: int) -> Sequence[str]:
-    with suppress(OSError):  # the process has ended
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        return [word for word in words if word != "-u"]  # torchrun passes it to Python
-    return []
 
 
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from allstep.commands.shared import process_tree
-from allstep.commands.soak.training import Training
+from allstep.commands.soak.training import Training, words_of
 
 # Limits for a job to end after a fault, and for its processes to be gone. A stall is reported after STALL_SECONDS.
 END_SECONDS = 15
@@ -85,6 +85,15 @@ def faulty(framework: str, fault: str, rank: int, step: int) -> list[str]:
     return ["-m", "allstep.commands.soak.fault_injection", framework, fault, str(rank), str(step)]
 
 
+def check_clean(run: Training) -> None:
+    """Wait until no process of a job is left. Raises Violation if one stays."""
+    deadline = time.monotonic() + CLEAN_SECONDS
+    while left := run.left():
+        if time.monotonic() > deadline:
+            raise Violation(f"left the processes {[' '.join(words_of(pid)) for pid in left]}: {run.printed()}")
+        time.sleep(process_tree.POLL_SECONDS)
+
+
 def check_ended(run: Training, kind: Kind) -> float | None:
     """Wait for the end of a job after a fault, and return the seconds that it took.
 
@@ -97,11 +106,7 @@ def check_ended(run: Training, kind: Kind) -> float | None:
     except TimeoutError:
         raise Violation(f"hangs {END_SECONDS} s after the fault: {run.printed()}") from None
     seconds = time.monotonic() - struck
-    deadline = time.monotonic() + CLEAN_SECONDS
-    while left := run.left():
-        if time.monotonic() > deadline:
-            raise Violation(f"left the processes {left}: {run.printed()}")
-        time.sleep(process_tree.POLL_SECONDS)
+    check_clean(run)
     output = run.printed()
     if run.reported_its_end():
         return None

@@ -126,5 +126,13 @@ def rank_processes(pids: Iterable[int]) -> dict[int, int]:
     return ranks
 
 
+def words_of(pid: int) -> list[str]:
+    """Return the command line of a process, without the -u that torchrun passes to Python; empty if it has ended."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return [word for word in words if word != "-u"]
+    return []
+
+
 def _inode(path: Path) -> int | None:
     return path.stat().st_ino if path.exists() else None
