@@ -12,7 +12,6 @@ launcher, every host reads RUN. A run directory is data: its FILE.py:FUNCTION is
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import math
@@ -20,7 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from allstep.commands.evaluate.samples import words_for
+from allstep.commands.evaluate.predictions import Predictions, predictions_file
+from allstep.commands.evaluate.samples import fitted, unlabelled, words_for
 from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError, print_line, printable, quote
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SPLITS = ("validation", "train", "test")
 _OFFICIAL_TESTS = ("mnist", "fashion-mnist", "cifar10")
 """Data sets whose validation part is the published test part."""
-_ANY = ("output-dir", "resume", "init-from", "slices", "curriculum", "ema", "skip-unreadable", "elastic")
+_OF_TRAINING = ("output-dir", "resume", "init-from", "slices", "curriculum", "ema", "skip-unreadable", "elastic")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="that of the run by default")
     parser.add_argument("--split", type=one_of(*SPLITS), default=SPLITS[0], metavar="PART", help=", ".join(SPLITS))
     parser.add_argument("--ema", action="store_true", help="evaluate the moving averages of the weights")
-    parser.add_argument("--predictions", metavar="FILE", help="write a row for each sample: .csv, .parquet or .jsonl")
+    rows = "write a row for each sample: .csv, .parquet or .jsonl"
+    parser.add_argument("--predictions", type=predictions_file, metavar="FILE", help=rows)
     parser.add_argument("--top", type=whole(1, 1000), default=5, metavar="K", help="classes of a row, 5 by default")
     parser.add_argument("--images", type=nonempty_path, metavar="DIR", help="pictures without classes to predict")
     parser.add_argument("--output", type=output_file, metavar="FILE", help="write the results as JSON")
@@ -72,15 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check(flags: Any, given: Sequence[str]) -> None:
     for name in map(flag_name, given):
-        if name in _ANY:
+        if name in _OF_TRAINING:
             raise UserError(f"--{name} is for training, not for allstep evaluate; leave it out")
-    if flags.predictions is not None:
-        from allstep.commands.evaluate.predictions import predictions_file
-
-        try:
-            flags.predictions = predictions_file(flags.predictions)
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"expected --predictions {error}") from None
     if flags.output and flags.predictions and flags.output.resolve() == flags.predictions.resolve():
         raise UserError(f"--output and --predictions name one file, {quote(flags.output)}; name two")
     if flags.images and not flags.predictions:
@@ -98,8 +92,6 @@ def _part_of(split: str, trained: Trained, given: Sequence[str]) -> list[str]:
 
 
 def _parts(flags: Any, trained: Trained, config: TrainConfig, placement: Placement) -> Parts:
-    from allstep.commands.evaluate.samples import fitted, unlabelled
-
     if flags.images:
         return Parts(unlabelled(flags.images, trained.description, config.data, placement))
     part = "train" if flags.split == "train" else "validation"
@@ -107,8 +99,6 @@ def _parts(flags: Any, trained: Trained, config: TrainConfig, placement: Placeme
 
 
 def _evaluate(session: TrainingRun, trained: Trained, flags: Any) -> None:
-    from allstep.commands.evaluate.predictions import Predictions
-
     worker, is_first = session.worker, session.placement.rank == 0
     state = trained.weights(worker.state_shapes(), averaged=flags.ema) if is_first else None
     worker.import_state(broadcast_state(state, worker.collectives).arrays, step=0)
