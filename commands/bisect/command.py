@@ -12,6 +12,7 @@ A run directory is data: FILE.py:FUNCTION in the flags of a run is imported for 
 by the same flag.
 """
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -81,9 +82,7 @@ def check_comparable(first: Header, second: Header) -> None:
 def common_steps(first: Trace, second: Trace) -> np.ndarray:
     """Return the steps that every rank of both runs has recorded. Raises UserError if no step is common to all."""
     present = [rows["step"] for rows in (*first.rows, *second.rows)]
-    steps = present[0]
-    for others in present[1:]:
-        steps = np.intersect1d(steps, others)
+    steps = functools.reduce(np.intersect1d, present)
     if not steps.size:
         ranks = (trace.rows[0] for trace in (first, second))
         ends = [f"{rows[0]['step']} to {rows[-1]['step']}" if len(rows) else "none" for rows in ranks]
@@ -95,7 +94,8 @@ def first_difference(first: Trace, second: Trace) -> Difference | None:
     """Return where two traces diverge among their common steps, or None if they are equal there."""
     steps, row_type = common_steps(first, second), first.first.row_type
     columns = row_type.itemsize // 8
-    found: list[tuple[int, int, tuple[int, int]]] = []
+    row = np.arange(columns).view(row_type)[0]
+    found = []
     for ranks in rank_pairs(first.first, second.first):
         one, other = (
             np.ascontiguousarray(trace.rows[rank][np.isin(trace.rows[rank]["step"], steps)])
@@ -107,24 +107,17 @@ def first_difference(first: Trace, second: Trace) -> Difference | None:
         differs = (one != other) & (one != 0) & (other != 0)
         if differs.any():
             step = int(np.argmax(differs.any(axis=1)))
-            found += [(step, int(column), ranks) for column in np.flatnonzero(differs[step])]
+            for column in np.flatnonzero(differs[step]):
+                number, name, indices = _field_of(row, int(column))
+                found.append((step, number, name, indices[-1], ranks, indices))
     if not found:
         return None
-    row = np.arange(columns).view(row_type)[0]
-
-    def order(one: tuple[int, int, tuple[int, int]]) -> tuple:
-        step, column, ranks = one
-        number, _, indices = _field_of(row, column)
-        return step, number, indices[-1], ranks, indices
-
-    step, column, ranks = min(found, key=order)
-    _, name, indices = _field_of(row, column)
+    step, _, name, tensor, ranks, indices = min(found)
     names = {"activations": first.first.activations}.get(name, first.first.parameters)
     by_part = name in ("inputs", "targets", "activations", "local_gradients")
     part = int(indices[0]) if by_part and first.first.slices else None
-    return Difference(
-        int(steps[step]), _WORDS[name].format(names[indices[-1]] if "{" in _WORDS[name] else ""), ranks, part
-    )
+    words = _WORDS[name].format(names[tensor]) if "{" in _WORDS[name] else _WORDS[name]
+    return Difference(int(steps[step]), words, ranks, part)
 
 
 def _field_of(row: np.void, column: int) -> tuple[int, str, tuple[int, ...]]:

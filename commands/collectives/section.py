@@ -30,27 +30,18 @@ def collectives(result: CollectivesResult) -> Section:
     section = Section(f"Collectives on {result.ranks} ranks", commands=[result.command])
     rows = result.rows
     for collective in dict.fromkeys(row.collective for row in rows if row.collective != "copy"):
-        quote = [row for row in rows if row.collective in (collective, "copy")]
+        compared = [row for row in rows if row.collective in (collective, "copy")]
         curves = []
-        for backend in dict.fromkeys(row.backend for row in quote):
-            own = [row for row in quote if row.backend == backend]
-            values = [row.bus_bandwidth / 1e9 for row in own]
-            curves.append(Line(backend, [row.bytes for row in own], values, reference=backend == "memcpy"))
-        section.figures.append(
-            lines(
-                f"Bus bandwidth of {collective}",
-                curves,
-                x_label="bytes",
-                y_label="GB/s",
-                x_scale="log2",
-                y_scale="log10",
-            )
-        )
+        for backend in dict.fromkeys(row.backend for row in compared):
+            points = [(row.bytes, row.bus_bandwidth / 1e9) for row in compared if row.backend == backend]
+            curves.append(Line(backend, *zip(*points, strict=True), reference=backend == "memcpy"))
+        axes = {"x_label": "bytes", "y_label": "GB/s", "x_scale": "log2", "y_scale": "log10"}
+        section.figures.append(lines(f"Bus bandwidth of {collective}", curves, **axes))
     section.tables.append(table_of(rows))
     if ratios := result.horovod_over_mpi:
-        quote = [[one.backend, f"{one.bytes:,}", f"{one.ratio:.2f}", f"{one.ratio_of_medians:.2f}"] for one in ratios]
+        cells = [[one.backend, f"{one.bytes:,}", f"{one.ratio:.2f}", f"{one.ratio_of_medians:.2f}"] for one in ratios]
         header = ["", "bytes", "fastest passes", "medians"]
-        section.tables.append(Table("Horovod's all-reduce bandwidth over MPI's", header, quote))
+        section.tables.append(Table("Horovod's all-reduce bandwidth over MPI's", header, cells))
     if found := result.recommendation:
         section.text.append(
             f"Recommended for {found.network} at {found.step_ms:g} ms a step: fusion threshold "

@@ -167,15 +167,11 @@ def _export(
         partial.unlink(missing_ok=True)
     shape = ", ".join(map(str, normalised.shape[1:]))
     classes = f"the classes of {Path(about['file']).name}" if about and needs_file else None
-    taken = {
-        "scales": flags.with_preprocessing,
-        "samples": f"{normalised.dtype} (n, {shape})",
-        "framework": framework,
-        "needs": classes,
-    }
+    facts = {"scales": flags.with_preprocessing, "samples": f"{normalised.dtype} (n, {shape})", "framework": framework}
     page = target.with_name(f"{target.name}.md")
     with written_whole(page) as stream:
-        stream.write(card(trained, progress, flags.to, target.name, **taken).encode(errors="replace"))
+        text = card(trained, progress, flags.to, target.name, **facts, needs=classes)
+        stream.write(text.encode(errors="replace"))
     equal = f"outputs for {len(samples)} samples are equal to {apart:.1e}"
     needs = f"; it needs {classes}" if classes else ""
     print_line(printable(f"{target}: {equal}{needs}; its model card is {page}"))
@@ -236,14 +232,8 @@ def _difference(
     with scratch_folder("export") as folder:
         ready, found = folder / "samples.npy", folder / "outputs.npz"
         np.save(ready, samples)
-        program = [
-            sys.executable,
-            "-I",
-            str(Path(__file__).with_name("verify.py")),
-            form,
-            *map(str, (path.resolve(), ready, found)),
-            json.dumps(about),
-        ]
+        verify = Path(__file__).with_name("verify.py")
+        program = [sys.executable, "-I", verify, form, path.resolve(), ready, found, json.dumps(about)]
         environ = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         options = {"cwd": folder, "env": environ, "capture_output": True, "text": True, "timeout": _SECONDS}
         try:
@@ -256,8 +246,9 @@ def _difference(
             *_, reason = ["no reason", *done.stderr.strip().splitlines()]
             raise UserError(f"--to {form}: the file cannot be loaded again: {quote(reason)}; nothing is written")
         with np.load(found) as outputs:
-            needs_file, names = "needs_file" in outputs.files, [n for n in outputs.files if n.startswith("outputs/")]
-            if not names:  # weights alone, which must be the same
+            needs_file = "needs_file" in outputs.files
+            found_outputs = [outputs[name] for name in outputs.files if name.startswith("outputs/")]
+            if not found_outputs:  # weights alone, which must be the same
                 weights = {name.removeprefix("model/") for name in network.shapes()}
                 state = network.model.state_dict()
                 same = weights <= set(outputs.files) and all(
@@ -266,7 +257,7 @@ def _difference(
                 return 0.0 if same else float("inf"), False
             differences = [
                 np.abs(one.astype(np.float64).reshape(expected.shape) - expected).max()
-                for one in map(outputs.__getitem__, names)  # of several, the logits are those that are equal
+                for one in found_outputs  # of several, the logits are those that are equal
                 if one.size == expected.size
             ]
     apart = min(filter(np.isfinite, differences), default=np.inf)

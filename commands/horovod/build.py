@@ -194,7 +194,6 @@ class _Percentage:
 
 def _options(target: Target) -> dict[str, str]:
     """Return Horovod's build options (see its docs/install.rst)."""
-
     parts = {
         "MPI": target.has_mpi,
         "GLOO": True,

@@ -65,8 +65,10 @@ except ImportError:
 """
 
 
-def run_ranks(framework: str, *, num_ranks: int, controller: str, gpu: bool, what: str) -> None:
+def run_ranks(framework: str, *, num_ranks: int, controller: str, gpu: bool) -> None:
     """Run the program of a framework under horovodrun, and exit this process if it fails."""
+    where = f"by NCCL, GPUs: {num_ranks}" if gpu else f"on {num_ranks} ranks under {controller}"
+    what = f"{FRAMEWORK_PACKAGES[framework]} {where}"
     program = f"{PRELUDE}\nGPU, NUM_RANKS = {gpu}, {num_ranks}{RANK_PROGRAMS[framework]}{CHECK}"
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -104,13 +106,7 @@ def on_cpus(controllers: list[str]) -> None:
         sys.exit("this Horovod was built for no framework, or without what starts ranks")
     for framework in has.versions:
         for controller in usable:
-            run_ranks(
-                framework,
-                num_ranks=NUM_RANKS,
-                controller=controller,
-                gpu=False,
-                what=f"{FRAMEWORK_PACKAGES[framework]} on {NUM_RANKS} ranks under {controller}",
-            )
+            run_ranks(framework, num_ranks=NUM_RANKS, controller=controller, gpu=False)
 
 
 def on_gpus() -> None:
@@ -120,16 +116,9 @@ def on_gpus() -> None:
     if num_gpus == 0:
         print("not tried: GPUs, none of which can be used here", flush=True)
         return
-    num_ranks = min(NUM_RANKS, num_gpus)
     has = read_build()
     for framework in has.versions if has else ():
-        run_ranks(
-            framework,
-            num_ranks=num_ranks,
-            controller="mpi",
-            gpu=True,
-            what=f"{FRAMEWORK_PACKAGES[framework]} by NCCL, GPUs: {num_ranks}",
-        )
+        run_ranks(framework, num_ranks=min(NUM_RANKS, num_gpus), controller="mpi", gpu=True)
 
 
 if __name__ == "__main__":

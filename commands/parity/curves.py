@@ -37,15 +37,9 @@ class Difference:
 
 def read_curve(output_dir: Path, num_steps: int) -> Curve:
     """Read the first `num_steps` steps of a run from its metrics.jsonl and its checkpoints."""
-    losses = {event.step: event.loss for event in read_events(output_dir / FILE).steps}
-    weights = {}
-    for path in sorted((output_dir / "checkpoints").glob("step-*")):
-        state = load(path, output_dir, warn=print)
-        weights[state.progress.step] = weights_of(state)
-    return Curve(
-        {step: loss for step, loss in losses.items() if step <= num_steps},
-        {step: arrays for step, arrays in weights.items() if step <= num_steps},
-    )
+    losses = {event.step: event.loss for event in read_events(output_dir / FILE).steps if event.step <= num_steps}
+    states = (load(path, output_dir, warn=print) for path in sorted((output_dir / "checkpoints").glob("step-*")))
+    return Curve(losses, {one.progress.step: weights_of(one) for one in states if one.progress.step <= num_steps})
 
 
 def weights_of(state: TrainState) -> dict[str, np.ndarray]:

@@ -58,7 +58,6 @@ _GPU_FIELDS = {
     **{"ecc": "ecc.mode.current", "link_generation": "pcie.link.gen.max", "link_width": "pcie.link.width.max"},
 }
 _output = functools.partial(run_output, seconds=30)  # nvidia-smi first wakes its driver
-_CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def describe(repository: Path, *, threads_per_rank: int) -> Environment:
             processor(),
             num_cores=len(os.sched_getaffinity(0)),
             num_cpus=os.cpu_count(),
-            governor=_CPU.read_text().strip() if _CPU.exists() else None,
+            governor=content("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         ),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         load_average=os.getloadavg(),

@@ -173,11 +173,14 @@ def read_description(name: str) -> tuple[str, Description]:
 
 def _check_text_keys(value: Any) -> None:
     """Refuse keys that YAML reads as numbers or booleans, such as `no`. Raises Mismatch for the first one."""
-    for key in value if isinstance(value, Mapping) else ():
-        if not isinstance(key, str):
-            raise Mismatch(f"expected keys that are text, received {brief(key)}; quote it")
-    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        _check_text_keys(item)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise Mismatch(f"expected keys that are text, received {brief(key)}; quote it")
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _check_text_keys(item)
 
 
 def _check_flags(description: Description) -> None:

@@ -60,10 +60,6 @@ def spread(result: StudyResult, variant: str, measure: str) -> Spread | None:
     return _spread(variant, values) if values else None
 
 
-def num_diverged(result: StudyResult, variant: str) -> int:
-    return sum(run.diverged for run in _runs(result, variant))
-
-
 def curve(result: StudyResult, variant: str, x: str, y: str) -> tuple[list[float], list[Spread]]:
     """Return a measure over another one, event by event: means of both over the runs that did not diverge."""
     runs = [
@@ -170,8 +166,8 @@ def _measured(result: StudyResult) -> Table:
     for variant in result.variants:
         spreads = [(measure, spread(result, variant, measure)) for measure in measures]
         cells = [_with_deviation(measure, one) if one else NOTHING for measure, one in spreads]
-        num_runs = sum(run.variant == variant for run in result.runs)
-        rows.append([variant, *cells, str(num_runs), str(num_diverged(result, variant))])
+        runs = _runs(result, variant)
+        rows.append([variant, *cells, str(len(runs)), str(sum(run.diverged for run in runs))])
     header = ["", *map(_name, measures), "runs", "diverged"]
     caption = f"At the end of training: mean and standard deviation over {result.seeds} seeds"
     if counts := described.diverged_counts_as:

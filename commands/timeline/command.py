@@ -216,22 +216,21 @@ def summary(ways: dict[str, list[Way]]) -> Summary:
     later = steps[1:] or steps
     shares = {stage: statistics.median(_share(step, stage) for step in later) for stage in STAGES}
     total = sum(shares.values()) or 1.0
-    # Fused gradients are reduced at the same time.
-    reductions = [union(interval for way in step for interval in way.stages["reduction"]) for step in later]
-    seconds = [sum(end - start for start, end in reduction) / 1e6 for reduction in reductions]
-    overlaps = [
-        sum(max(0.0, min(end, last) - start) for start, end in reduction) / 1e6 / length if length else 0.0
-        for reduction, length, last in zip(
-            reductions, seconds, (max(way.start for way in step) for step in later), strict=True
-        )
-    ]
-    return Summary(
-        num_steps,
-        len(gradients),
-        {stage: share / total for stage, share in shares.items()},
-        statistics.median(seconds),
-        statistics.median(overlaps),
-    )
+    seconds, overlaps = map(statistics.median, zip(*map(_reduction, later), strict=True))
+    shares = {stage: share / total for stage, share in shares.items()}
+    return Summary(num_steps, len(gradients), shares, seconds, overlaps)
+
+
+def _reduction(step: Sequence[Way]) -> tuple[float, float]:
+    """Return the seconds of a step in which a gradient is reduced, and their share before the last one is ready.
+
+    Fused gradients are reduced at the same time, which counts once.
+    """
+    intervals = union(interval for way in step for interval in way.stages["reduction"])
+    last = max(way.start for way in step)
+    seconds = sum(end - start for start, end in intervals) / 1e6
+    before = sum(max(0.0, min(end, last) - start) for start, end in intervals) / 1e6
+    return seconds, before / seconds if seconds else 0.0
 
 
 def _share(step: Sequence[Way], stage: str) -> float:

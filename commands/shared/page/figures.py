@@ -94,7 +94,8 @@ def lines(
         percent: whether y is a share, shown from 0 on.
         from_zero: whether y begins at 0.
     """
-    columns = _legend_columns([curve.label for curve in curves])
+    # Short labels fit next to each other, also in the page's font, which Matplotlib does not know.
+    columns = 2 if max((len(curve.label) for curve in curves), default=0) <= _LONGEST_LABEL_OF_TWO else 1
     figure, axes = _frame(-(-len(curves) // columns))
     number = num_references = 0
     for curve in curves:
@@ -210,11 +211,6 @@ def _logarithmic(axis, *, binary: bool) -> None:
     axis.set_major_locator(LogLocator(base=64 if binary else 10))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(named)
-
-
-def _legend_columns(labels: Sequence[str]) -> int:
-    """Return 2 if labels fit next to each other, also in the page's font, which Matplotlib does not know; else 1."""
-    return 2 if max(map(len, labels), default=0) <= _LONGEST_LABEL_OF_TWO else 1
 
 
 def _frame(num_legend_rows: int, height: float = _HEIGHT):
