@@ -116,51 +116,23 @@ def _parser() -> Parser:
     parser = Parser("allstep compare", __doc__)
     add = parser.add_argument
     add("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    add(
-        "--strategies",
-        type=listed(one_of(*STRATEGIES, "all")),
-        default=DEFAULT_STRATEGIES,
-        metavar="NAME,...",
-        help=f"default: {','.join(DEFAULT_STRATEGIES)}; all: every strategy that this machine can run",
-    )
-    num_cores = len(os.sched_getaffinity(0))
-    ranks = (1, 2) if num_cores > 1 else (1,)
-    add(
-        "--ranks",
-        type=listed(whole(1, 10_000, "more cores than any machine has")),
-        default=ranks,
-        metavar="N,...",
-        help="one rank is always measured",
-    )
-    add(
-        "--device",
-        type=one_of("auto", "cpu", "cuda"),
-        default="auto",
-        help="device of all cells: cuda, with a GPU for each rank, or cpu; auto: cuda if there are GPUs",
-    )
+    names = f"default: {','.join(DEFAULT_STRATEGIES)}; all: every strategy that this machine can run"
+    strategy = listed(one_of(*STRATEGIES, "all"))
+    add("--strategies", type=strategy, default=DEFAULT_STRATEGIES, metavar="NAME,...", help=names)
+    ranks = listed(whole(1, 10_000, "more cores than any machine has"))
+    default_ranks = (1, 2) if len(os.sched_getaffinity(0)) > 1 else (1,)
+    add("--ranks", type=ranks, default=default_ranks, metavar="N,...", help="one rank is always measured")
+    device = "device of all cells: cuda, with a GPU for each rank, or cpu; auto: cuda if there are GPUs"
+    add("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help=device)
     add("--oversubscribe", action="store_true", help="also measure more ranks than cores, which then share them")
-    add(
-        "--models",
-        type=listed(image_model_name),
-        default=("cnn",),
-        metavar="NAME,...",
-        help="as the trainers' --model: the suite's, a library's, or your FILE.py:FUNCTION",
-    )
+    models = "as the trainers' --model: the suite's, a library's, or your FILE.py:FUNCTION"
+    add("--models", type=listed(image_model_name), default=("cnn",), metavar="NAME,...", help=models)
     add("--batch-sizes", type=listed(whole(1, 2**20)), default=(64,), metavar="N,...", help="samples per step and rank")
-    add(
-        "--precisions",
-        type=listed(one_of(*PRECISIONS)),
-        default=PRECISIONS[:1],
-        metavar="NAME,...",
-        help=f"as the trainers' --precision: {', '.join(PRECISIONS)}",
-    )
+    precisions = f"as the trainers' --precision: {', '.join(PRECISIONS)}"
+    add("--precisions", type=listed(one_of(*PRECISIONS)), default=PRECISIONS[:1], metavar="NAME,...", help=precisions)
     add("--compile", action="store_true", help="also measure compiled steps, in separate tables")
-    add(
-        "--slices",
-        type=whole(1, 2**12),
-        metavar="V",
-        help="as the trainers' --slices: all curves of a framework must then have the same bits",
-    )
+    slices = "as the trainers' --slices: all curves of a framework must then have the same bits"
+    add("--slices", type=whole(1, 2**12), metavar="V", help=slices)
     add("--workloads", type=listed(one_of(*WORKLOADS)), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
     add("--repetitions", type=whole(MIN_REPETITIONS, MAX_ROUNDS), default=MIN_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=whole(1, 10**6), default=5, metavar="N")
@@ -170,18 +142,15 @@ def _parser() -> Parser:
     add("--data-dir", type=nonempty_text, metavar="DIR")
     add("--epochs", type=whole(2, 10**6), default=EPOCHS, metavar="N", help="of real input; the first one warms up")
     add("--base-lr", type=number(0, 1e30, above=True), default=0.02, metavar="RATE", help="for real input")
-    add(
-        "--target-accuracy", type=number(0, 1, above=True), default=0.97, metavar="SHARE", help="on real input, in 0..1"
-    )
+    accuracy = number(0, 1, above=True)
+    add("--target-accuracy", type=accuracy, default=0.97, metavar="SHARE", help="on real input, in 0..1")
     add("--gate-steps", type=whole(1, 10**6), default=10, metavar="N", help="steps over which curves are compared")
     add("--threads-per-rank", type=local_ranks(), default=1, metavar="N")
-    add(
-        "--turns",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="launch the cells of a table together and run them in turn, block by block; --no-turns: launch one after "
-        "the other, for jobs that need all memory or a whole GPU",
+    turns = (
+        "launch the cells of a table together and run them in turn, block by block; --no-turns: launch one after the "
+        "other, for jobs that need all memory or a whole GPU"
     )
+    add("--turns", action=argparse.BooleanOptionalAction, default=True, help=turns)
     add("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch, without waiting")
     add("--quick", action="store_true", help="measure very little, once, to check that everything works")
     add("--output-dir", type=nonempty_path, default=Path("runs/compare"), metavar="DIR")

@@ -75,13 +75,8 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--hosts", type=nonempty_path, metavar="FILE", help="a hostfile")
     parser.add_argument("-H", dest="list", metavar="LIST", help="hosts as in server1:4,server2:4")
     parser.add_argument("--data-dir", type=nonempty_path, metavar="DIR", help="folder of the data sets")
-    parser.add_argument(
-        "--skip",
-        type=listed(one_of(*_SKIPPABLE)),
-        default=(),
-        metavar="NAME,...",
-        help=f"leave out some of {', '.join(_SKIPPABLE)}",
-    )
+    skip = f"leave out some of {', '.join(_SKIPPABLE)}"
+    parser.add_argument("--skip", type=listed(one_of(*_SKIPPABLE)), default=(), metavar="NAME,...", help=skip)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(argv)
 

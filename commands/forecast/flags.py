@@ -165,12 +165,8 @@ def _parser(prog: str, description: str | None) -> Parser:
     how = parser.add_argument_group("exchange of gradients")
     add = how.add_argument
     add("--algorithm", type=one_of(*ALGORITHMS, BEST), metavar="NAME", help=f"{', '.join(ALGORITHMS)}; default: best")
-    add(
-        "--servers",
-        type=whole(1, MAX_COUNT),
-        metavar="N",
-        help="dedicated parameter servers; default: one on each host",
-    )
+    servers = "dedicated parameter servers; default: one on each host"
+    add("--servers", type=whole(1, MAX_COUNT), metavar="N", help=servers)
     add("--sharded", action="store_true", help="weights are sharded (FSDP): gathered twice, gradients scattered")
     add("--gather-bits", type=one_of("16", "32"), metavar="N", help="of a gathered weight; default: 16")
     add("--compression", type=one_of("none", "fp16", "bf16"), metavar="NAME", help="gradients in 16 bits")

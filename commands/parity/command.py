@@ -106,9 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="slices of the runs of --bits")
     parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="--model of the trainers")
     parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
-    parser.add_argument(
-        "--every", type=whole(1, MAX_COUNT), default=5, metavar="N", help="compare weights at every N-th step"
-    )
+    every = "compare weights at every N-th step"
+    parser.add_argument("--every", type=whole(1, MAX_COUNT), default=5, metavar="N", help=every)
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="device of the runs")
     flags = parser.parse_args(argv)

@@ -34,9 +34,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a measured rank; all other flags are the trainer's."""
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     parser.add_argument("--output", type=output_file, metavar="FILE", help="write what was measured as JSON")
-    parser.add_argument(
-        "--turns", type=nonempty_path, metavar="SOCKET", help="wait on this socket for turns from allstep compare"
-    )
+    turns = "wait on this socket for turns from allstep compare"
+    parser.add_argument("--turns", type=nonempty_path, metavar="SOCKET", help=turns)
 
 
 def open_session(framework: str, arguments: Sequence[str]) -> TrainingRun | None:

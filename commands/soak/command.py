@@ -68,40 +68,7 @@ STEP_SECONDS = 0.05
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Disturb and resume until kills and faults are used up; exit with status 1 on any violation."""
-    parser = Parser("allstep soak", __doc__)
-    parser.add_argument("--kills", type=whole(0, MAX_COUNT), default=50, metavar="N")
-    parser.add_argument("--faults", type=whole(0, MAX_COUNT), default=40, metavar="N")
-    parser.add_argument(
-        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="seed of all choices except exact moments"
-    )
-    parser.add_argument(
-        "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
-    )
-    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="for the kills")
-    parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
-    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: per job")
-    parser.add_argument(
-        "--strategies",
-        type=listed(one_of("horovod", *OF_TORCHRUN)),
-        default=("horovod",),
-        metavar="NAME,...",
-        help="--elastic: strategies of the jobs (horovod); ddp and fsdp run under torchrun",
-    )
-    parser.add_argument(
-        "--bed", action="store_true", help="--elastic: use hosts of tests/cluster/two_hosts.sh, and cut links as well"
-    )
-    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="--slices of the killed runs")
-    flags = parser.parse_args(argv)
-    if flags.slices and flags.slices < max(flags.ranks):
-        parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
-
-    if flags.bed and not (flags.elastic and BED_DIRECTORY.is_dir()):
-        parser.error("expected --bed with --elastic under tests/cluster/two_hosts.sh 2, received it elsewhere")
-    if not set(OF_TORCHRUN).isdisjoint(flags.strategies) and (flags.bed or "tensorflow" in flags.frameworks):
-        parser.error(
-            f"expected --strategies {','.join(OF_TORCHRUN)} with --frameworks pytorch, without --bed, received "
-            f"{','.join(flags.strategies)} with {','.join(flags.frameworks)}{' and --bed' if flags.bed else ''}"
-        )
+    flags = _flags(argv)
     need_frameworks(flags.frameworks, horovod="horovod" in flags.strategies, by="allstep soak")
     if flags.elastic:
         try:
@@ -112,9 +79,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"VIOLATION: {violation}", flush=True)
             sys.exit(1)
         return
+    chance = random.Random(flags.seed)
     with ProgressBar(flags.kills + flags.faults) as progress:
         soak = Soak(progress)
-        _soak(soak, flags)
+        cases = kill_cases(flags.frameworks, flags.ranks, chance)
+        if flags.slices:
+            cases = sliced_cases(flags.frameworks, flags.ranks, flags.slices)
+        soak.run("kill", flags.kills, cases, draw_kill, chance)
+        chance = random.Random(flags.seed)
+        soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
     print(
         f"{soak.num_struck['kill']} kills, {soak.num_in_writing} of them while a checkpoint was written, and "
         f"{soak.num_struck['fault']} faults; {soak.num_violations} violations"
@@ -123,14 +96,32 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _soak(soak: Soak, flags: argparse.Namespace) -> None:
-    chance = random.Random(flags.seed)
-    cases = kill_cases(flags.frameworks, flags.ranks, chance)
-    if flags.slices:
-        cases = sliced_cases(flags.frameworks, flags.ranks, flags.slices)
-    soak.run("kill", flags.kills, cases, draw_kill, chance)
-    chance = random.Random(flags.seed)
-    soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
+def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser("allstep soak", __doc__)
+    add = parser.add_argument
+    add("--kills", type=whole(0, MAX_COUNT), default=50, metavar="N")
+    add("--faults", type=whole(0, MAX_COUNT), default=40, metavar="N")
+    add("--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="seed of all choices except exact moments")
+    add("--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,...")
+    add("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="for the kills")
+    add("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
+    add("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: per job")
+    kind = listed(one_of("horovod", *OF_TORCHRUN))
+    strategies = "--elastic: strategies of the jobs (horovod); ddp and fsdp run under torchrun"
+    add("--strategies", type=kind, default=("horovod",), metavar="NAME,...", help=strategies)
+    add("--bed", action="store_true", help="--elastic: use hosts of tests/cluster/two_hosts.sh, and cut links as well")
+    add("--slices", type=whole(1, 2**12), metavar="V", help="--slices of the killed runs")
+    flags = parser.parse_args(argv)
+    if flags.slices and flags.slices < max(flags.ranks):
+        parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
+    if flags.bed and not (flags.elastic and BED_DIRECTORY.is_dir()):
+        parser.error("expected --bed with --elastic under tests/cluster/two_hosts.sh 2, received it elsewhere")
+    if not set(OF_TORCHRUN).isdisjoint(flags.strategies) and (flags.bed or "tensorflow" in flags.frameworks):
+        parser.error(
+            f"expected --strategies {','.join(OF_TORCHRUN)} with --frameworks pytorch, without --bed, received "
+            f"{','.join(flags.strategies)} with {','.join(flags.frameworks)}{' and --bed' if flags.bed else ''}"
+        )
+    return flags
 
 
 def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random) -> Iterator[Case]:

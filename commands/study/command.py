@@ -54,12 +54,8 @@ def _parser() -> Parser:
     add("study", type=nonempty_text, metavar="NAME", help=f"{', '.join(STUDIES)}, or a YAML file")
     add("--seeds", type=whole(1, MAX_SEEDS), metavar="N", help="trainings of each variant (default: the study's)")
     add("--framework", type=one_of(*FRAMEWORKS), help=f"{' or '.join(FRAMEWORKS)}, instead of the study's")
-    add(
-        "--at-once",
-        type=local_ranks(),
-        metavar="N",
-        help="trainings at the same time (default: as many as fill the cores, at most 8)",
-    )
+    at_once = "trainings at the same time (default: as many as fill the cores, at most 8)"
+    add("--at-once", type=local_ranks(), metavar="N", help=at_once)
     add("--time-limit", type=whole(1, WEEK), default=3600, metavar="SECONDS", help="limit of one training (an hour)")
     add("--output-dir", type=nonempty_path, metavar="DIR", help="default: runs/studies/NAME")
     return parser
