@@ -145,10 +145,13 @@ class Job:
         for process in self.processes:
             process.wait()
 
-    def result(self) -> tuple[Status, str | None] | None:
-        """Return status and reason if all commands have ended or one has failed; None while they run."""
+    def result(self, seconds: float, time_limit: float) -> tuple[Status, str | None] | None:
+        """Return status and reason if all commands have ended, one has failed, or `time_limit` is over; else None.
+
+        `seconds` is how long the job has run.
+        """
         if self.status is None:
-            return None
+            return ("timeout", f"took longer than {time_limit:g} s and was ended") if seconds > time_limit else None
         return ("failed", f"ended with status {self.status}") if self.status else ("ok", None)
 
     def outcome(self, status: Status, reason: str | None, seconds: float) -> Outcome:
@@ -158,11 +161,6 @@ class Job:
             reason = _cause(lines) or reason
         log = None if status == "ok" else "\n".join(lines[-_NUM_LOG_LINES:])
         return Outcome(status, reason, self.launched_at, seconds, log)
-
-
-def timed_out(time_limit: float) -> tuple[Status, str]:
-    """Return status and reason of a job that was ended at its time limit."""
-    return "timeout", f"took longer than {time_limit:g} s and was ended"
 
 
 @contextmanager
@@ -202,7 +200,7 @@ def run_jobs(
                 under_way[number] = job, time.perf_counter()
             for number, (job, started) in list(under_way.items()):
                 seconds = time.perf_counter() - started
-                if result := job.result() or (timed_out(time_limit) if seconds > time_limit else None):
+                if result := job.result(seconds, time_limit):
                     del under_way[number]
                     job.end()
                     yield number, job.outcome(*result, seconds)

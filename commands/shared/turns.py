@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from allstep.commands.shared import nvml, process_tree
-from allstep.commands.shared.jobs import Job, Outcome, timed_out
+from allstep.commands.shared.jobs import Job, Outcome
 from allstep.common.base.errors import Fault
 
 _WAKE_SECONDS = 0.002  # until all threads of a stopped rank run again
@@ -168,10 +168,7 @@ class _Job:
                 self._signal(signal.SIGSTOP)
                 self._seconds = seconds
                 return
-            result = self._job.result()
-            if result is None and seconds > self._time_limit:
-                result = timed_out(self._time_limit)
-            if result:
+            if result := self._job.result(seconds, self._time_limit):
                 self.end()
                 self.outcome = self._job.outcome(*result, seconds)
 
