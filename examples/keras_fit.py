@@ -17,7 +17,7 @@ gpus = tf.config.list_physical_devices("GPU")  # 2. one GPU per process, chosen 
 tf.config.set_visible_devices(gpus[hvd.local_rank()] if hvd.local_size() <= len(gpus) else [], "GPU")
 
 images, labels = load_digits(return_X_y=True)
-images, labels = images.astype("float32") / 16, labels
+images = images.astype("float32") / 16
 train = slice(hvd.rank(), 1500, hvd.size())  # each rank trains on its own share
 
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])

@@ -27,19 +27,15 @@ def check(needed_gb: Mapping[Path, float]) -> None:
     Raises:
         UserError: a prerequisite is missing; the message names it and how to get it, in one line.
     """
-    check_venv()
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        version = sysconfig.get_python_version()
+        raise UserError(
+            f"expected Python with its venv module, received {version} without; install it: apt-get install "
+            f"python{version}-venv"
+        )
     check_build()
     for folder, gigabytes in needed_gb.items():
         check_disk(folder, gigabytes)
-
-
-def check_venv() -> None:
-    version = sysconfig.get_python_version()
-    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        package = f"python{version}-venv"
-        raise UserError(
-            f"expected Python with its venv module, received {version} without; install it: apt-get install {package}"
-        )
 
 
 def pinned(constraints: str) -> dict[str, str]:

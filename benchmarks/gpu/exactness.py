@@ -14,7 +14,7 @@ from allstep.commands.parity import command as parity
 from allstep.commands.shared.jobs import train_command
 from allstep.commands.shared.measure import job
 from allstep.commands.shared.records.measured import Figure
-from allstep.commands.shared.records.runs import Events, read_events
+from allstep.commands.shared.records.runs import FILE, read_events
 from allstep.common.catalog.strategies import FRAMEWORKS
 
 SAME_CURVE = "<= 1e-5"
@@ -27,11 +27,6 @@ class Trial:
     commands: Sequence[Sequence[str]]
     figures: Callable[[], list[Figure]]
     """Function that returns the figures, to be called when all runs have succeeded."""
-
-
-def run_events(output_dir: Path) -> Events:
-    """Read the events that a run has reported."""
-    return read_events(output_dir / "metrics.jsonl")
 
 
 def curves(effort: Effort, folder: Path) -> Trial:
@@ -61,7 +56,7 @@ def equal_bits(effort: Effort, folder: Path) -> Trial:
     outputs = _outputs(folder, ("1", "2"))
 
     def figures() -> list[Figure]:
-        sums = {key: run_events(output).ends[0].weights_checksum for key, output in outputs.items()}
+        sums = {key: read_events(output / FILE).ends[0].weights_checksum for key, output in outputs.items()}
         differ = {framework: float(sums[framework, "1"] != sums[framework, "2"]) for framework in FRAMEWORKS}
         return [
             Figure(f"{framework}: equal runs, --deterministic, that end in other bits", value, 0, value, "<= 0")
@@ -85,7 +80,7 @@ def half_precision(effort: Effort, folder: Path) -> Trial:
     def figures() -> list[Figure]:
         found = []
         for framework in FRAMEWORKS:
-            epochs = [run_events(outputs[framework, precision]).epochs[-1] for precision in precisions]
+            epochs = [read_events(outputs[framework, precision] / FILE).epochs[-1] for precision in precisions]
             ours, reference = (epoch.validation_accuracy or 0.0 for epoch in epochs)
             what = f"{framework}: validation accuracy, fp16 / float32"
             found.append(Figure(what, ours, reference, ours / reference, ">= 0.98"))
@@ -143,5 +138,5 @@ def _each_apart(what: str, outputs: Mapping[tuple[str, str], Path], ours: str, r
 
 def _apart(what: str, ours: Path, reference: Path) -> Figure:
     """Return the largest relative difference of the losses of two runs."""
-    one, other = ([step.loss for step in run_events(output).steps] for output in (ours, reference))
+    one, other = ([step.loss for step in read_events(output / FILE).steps] for output in (ours, reference))
     return Figure(what, one[-1], other[-1], largest_relative_difference(one, other), SAME_CURVE)

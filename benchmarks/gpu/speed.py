@@ -59,7 +59,7 @@ Rates = Mapping[str, Sequence[float]]
 """Images per second of each block, by the names of the commands that succeeded."""
 
 
-def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder: Path) -> Rates:
+def rates_in_turn(commands: Mapping[str, Sequence[object]], effort: Effort, folder: Path) -> Rates:
     """Run commands in turn and return their rates; commands that fail are reported on stderr and left out."""
     folder.mkdir(parents=True)
     outputs = {name: folder / f"{name}.json" for name in commands}

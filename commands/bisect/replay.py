@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
 _SECONDS = 3600
-# Flags of the run that a replay omits: those on its outputs and on how it started.
-_GIVEN_FLAGS = (
+# Flags of the run that a replay omits: those on its outputs, on how it started, and on what it tells other machines.
+_NOT_REPEATED = (
     *("output-dir", "timeline", "tensorboard", "resume", "init-from", "checkpoint-every", "log-every"),
-    *("metrics", "best-by"),
+    *("metrics", "best-by", "mlflow", "wandb", "mirror"),
 )
-_REMOTE_FLAGS = ("mlflow", "wandb", "mirror")  # a replay tells no other machine of itself
 
 
 def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()) -> Trace:
@@ -55,9 +54,8 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
         raise UserError(f"it was started by {quote(launcher)}")
     readable, _ = scan(output_dir / "checkpoints")
     before = [(manifest.progress.step, path) for path, manifest in readable if manifest.progress.step < step]
-    not_repeated = (*_GIVEN_FLAGS, *_REMOTE_FLAGS)
-    config = {name: value for name, value in header.config.items() if name not in not_repeated}
-    config = user_file.trusted_flags(config, code)
+    repeated = {name: value for name, value in header.config.items() if name not in _NOT_REPEATED}
+    config = user_file.trusted_flags(repeated, code)
     if before:
         config["resume"] = str(max(before)[1].absolute())
     elif header.config.get("resume"):

@@ -49,15 +49,10 @@ _TUNED = [name for name in IMAGE_MODELS if MODELS[name].smallest_image <= 28]
 """Networks that accept the trainers' synthetic images of 28 x 28 pixels."""
 
 
-def algorithm_bandwidth(num_bytes: int, seconds: float) -> float:
-    """Return the bandwidth that a user sees: bytes of the message per second."""
-    return num_bytes / seconds
-
-
 def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: int) -> float:
     """Return the minimum bytes per second over each rank's link: comparable across collectives and world sizes."""
     moved = _BUS_FACTORS[collective] * (num_ranks - 1) / num_ranks if collective in _BUS_FACTORS else 1
-    return algorithm_bandwidth(num_bytes, seconds) * moved
+    return num_bytes / seconds * moved
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 continue
             missing[name] = ranks[0].missing
             samples[name].append([rank.rows for rank in ranks])
-    rows = [row for name in flags.backends if samples[name] for row in summed_up(name, samples[name])]
+    rows = [row for name, rounds in samples.items() if rounds for row in summed_up(name, rounds)]
     print_table(table_of(rows))
     print("".join(f"{name} has no {', '.join(lacking)}\n" for name, lacking in missing.items() if lacking), end="")
     ratios = horovod_over_mpi(rows)
@@ -183,7 +178,7 @@ def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[
                 bytes=row.bytes,
                 seconds=OverRanks(min(fastest), average, max(fastest)),
                 median_seconds=statistics.median(map(statistics.fmean, passes)),
-                algorithm_bandwidth=algorithm_bandwidth(row.bytes, average),
+                algorithm_bandwidth=row.bytes / average,
                 bus_bandwidth=bus_bandwidth(row.collective, row.bytes, average, num_ranks),
                 right=all(rank[number].right for ranks in rounds for rank in ranks),
                 passes=tuple(passes),

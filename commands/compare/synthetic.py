@@ -104,15 +104,11 @@ def run_steps(worker: Worker, batch: Batch, number: int, *, learning_rate: float
 
 def local_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
     """Return this rank's slice of the first global batch, on its device."""
-    rank, world_size = worker.collectives.rank, worker.collectives.world_size
-    num_global, num_slices = config.global_batch_size(world_size), config.parallel.num_slices
-    batches = validation_batches(
-        dataset.training_split, num_global, rank=rank, world_size=world_size, num_slices=num_slices
-    )
-    batch = next(batches)
-    return dataclasses.replace(
-        batch, inputs=_on_device(batch.inputs, worker), targets=_on_device(batch.targets, worker)
-    )
+    ranks = {"rank": worker.collectives.rank, "world_size": worker.collectives.world_size}
+    num_global, num_slices = config.global_batch_size(ranks["world_size"]), config.parallel.num_slices
+    batch = next(validation_batches(dataset.training_split, num_global, **ranks, num_slices=num_slices))
+    inputs, targets = (_on_device(array, worker) for array in (batch.inputs, batch.targets))
+    return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
 
 def _on_device(array: np.ndarray, worker: Worker) -> object:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from allstep.commands.forecast.allreduce import DIRECT, Cluster
+from allstep.commands.forecast.allreduce import DIRECT, Link
 from allstep.commands.forecast.forecast import BEST, Forecast, Machine, Workload, forecast
 
 NOTICED = 0.01
@@ -87,15 +87,10 @@ def _changes(workload: Workload, machine: Machine, known: Collection[str]) -> It
 
 def _with_links(machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0, contention: float = 1.0) -> Machine:
     """Return the machine with the links' values, and the bandwidth of host memory, multiplied by these factors."""
+
+    def scaled(link: Link) -> Link:
+        return Link(link.latency * latency, link.bandwidth * bandwidth, link.contention * contention)
+
     old = machine.cluster
-    intra, inter = (
-        replace(
-            link,
-            latency=link.latency * latency,
-            bandwidth=link.bandwidth * bandwidth,
-            contention=link.contention * contention,
-        )
-        for link in (old.intra, old.inter)
-    )
-    cluster: Cluster = replace(old, intra=intra, inter=inter, host_memory=old.host_memory * bandwidth)
-    return replace(machine, cluster=cluster)
+    memory = old.host_memory * bandwidth
+    return replace(machine, cluster=replace(old, intra=scaled(old.intra), inter=scaled(old.inter), host_memory=memory))

@@ -52,17 +52,13 @@ def check_platform() -> None:
 def check_build() -> None:
     """Refuse a machine that lacks a prerequisite of compiling Horovod."""
     check_platform()
-    check_headers()
-    check_compiler()
-
-
-def check_headers() -> None:
-    version = sysconfig.get_python_version()
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        package = f"python{version}-dev"
+        version = sysconfig.get_python_version()
         raise UserError(
-            f"expected Python with its C headers, received {version} without; install them: apt-get install {package}"
+            f"expected Python with its C headers, received {version} without; install them: apt-get install "
+            f"python{version}-dev"
         )
+    check_compiler()
 
 
 def check_disk(folder: Path, needed_gb: float) -> None:

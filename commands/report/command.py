@@ -128,13 +128,13 @@ def _measured(title: str, cells: Sequence[CellResult]) -> Section:
     for framework in dict.fromkeys(cell.framework for cell in alike):
         section.figures += _scaling(framework, [cell for cell in alike if cell.framework == framework])
     section.figures += _curves(cells)
-    known = (
+    charts = (
         ("Seconds of training to the target accuracy", lambda cell: median(cell.seconds_to_target), "s"),
         ("Peak memory of the rank that took most", _memory, "MiB"),
         ("Lost to communication, of the rate of as many independent processes", _lost, "%"),
         ("From the launch to the end of the first step", lambda cell: median(cell.startup_seconds), "s"),
     )
-    section.figures += [figure for caption, value, unit in known if (figure := _bars(caption, alike, value, unit))]
+    section.figures += [figure for caption, value, unit in charts if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(table_of(cells))
     in_overview = answers(cells, is_short=True)
     section.text += [text for text in (*answers(cells), resolution(cells)) if text and text not in in_overview]

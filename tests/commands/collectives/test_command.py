@@ -22,7 +22,6 @@ from allstep.common.base.errors import Fault, UserError
 
 def test_bandwidths_are_those_of_nccl_tests():
     """Oracle: doc/PERFORMANCE.md of nccl-tests, for 1 GB in 0.1 s on 4 ranks."""
-    assert collectives.algorithm_bandwidth(10**9, 0.1) == 1e10
     for collective, factor in zip(COLLECTIVES, (1.5, 0.75, 1, 0.75, 0.75), strict=True):
         assert collectives.bus_bandwidth(collective, 10**9, 0.1, 4) == pytest.approx(factor * 1e10), collective
 
