@@ -51,7 +51,7 @@ ALIASES = {"predict": "forecast"}
 
 
 def main() -> None:
-    """Run the command that the command line names; as Ctrl-C does, a notice to end it ends its jobs before it."""
+    """Run the command that the command line names; SIGTERM and SIGHUP end it like Ctrl-C, after its jobs."""
     for notice in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(notice) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(notice, signal.default_int_handler)

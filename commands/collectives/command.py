@@ -111,16 +111,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _flags(argv: Sequence[str] | None) -> Namespace:
     parser = Parser("allstep collectives", __doc__)
-    parser.add_argument("--ranks", type=local_ranks(2), default=2, metavar="N")
-    parser.add_argument("--backends", type=listed(one_of(*BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
-    parser.add_argument("--collectives", type=listed(one_of(*COLLECTIVES)), default=COLLECTIVES, metavar="NAME,...")
-    parser.add_argument("--sizes", type=listed(whole(1, 2**40)), default=SIZES, metavar="BYTES,...")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N", help="launches of each library")
-    parser.add_argument("--network", default="cnn", metavar="NAME", help="for which to recommend; see forecast --help")
-    parser.add_argument("--step-ms", type=whole(1, MAX_COUNT), default=40, metavar="MS", help="step time on one rank")
-    parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
-    parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch")
-    parser.add_argument("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
+    add = parser.add_argument
+    add("--ranks", type=local_ranks(2), default=2, metavar="N")
+    add("--backends", type=listed(one_of(*BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
+    add("--collectives", type=listed(one_of(*COLLECTIVES)), default=COLLECTIVES, metavar="NAME,...")
+    add("--sizes", type=listed(whole(1, 2**40)), default=SIZES, metavar="BYTES,...")
+    add("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N", help="launches of each library")
+    add("--network", default="cnn", metavar="NAME", help="network to recommend for; see forecast --help")
+    add("--step-ms", type=whole(1, MAX_COUNT), default=40, metavar="MS", help="step time on one rank")
+    add("--tune", action="store_true", help="train with and without the recommended settings")
+    add("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch")
+    add("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(argv)
     networks = [name for name in known_networks() if name in _TUNED or not flags.tune]
     if flags.network not in networks:

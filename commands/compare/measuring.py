@@ -228,7 +228,7 @@ class Comparison:
         return kept if kept and kept.good and kept.created == self._created else None
 
     def _launch(self, commands: Sequence[list[str]], watch: Watch) -> list[Outcome]:
-        """Run commands to their ends; without --no-turns, each one starts while the one before still runs."""
+        """Run commands to their ends; with --turns, each one starts while the one before still runs."""
         with scratch_folder("compare") as folder:
             launches = [Launch([one], folder / str(number), polls=False) for number, one in enumerate(commands)]
             return self._run(launches, starting=2 if self._settings.turns else 1, watch=watch)

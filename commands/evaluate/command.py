@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("allstep evaluate", __doc__)
     parser.add_argument("run", type=nonempty_path, metavar="RUN", help="output directory, checkpoint or weights")
     parser.add_argument("--checkpoint", type=nonempty_text, metavar="NAME", help=CHECKPOINT_HELP)
-    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="that of the run by default")
+    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="default: the run's")
     parser.add_argument("--split", type=one_of(*SPLITS), default=SPLITS[0], metavar="PART", help=", ".join(SPLITS))
     parser.add_argument("--ema", action="store_true", help="evaluate the moving averages of the weights")
     rows = "write a row for each sample: .csv, .parquet or .jsonl"

@@ -62,7 +62,7 @@ class Predictions:
         rows[:, self._num_targets :] = np.concatenate(best_classes(outputs, self._num_best), axis=1)
 
     def collect(self) -> None:
-        """Add up the rows of all ranks, of which each sample has one; all ranks call it."""
+        """Gather the rows of all ranks; all ranks call it together."""
         self._rows = self._collectives.all_reduce_sum(self._rows.ravel()).reshape(self._rows.shape)
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -86,9 +86,9 @@ class Predictions:
             yield columns
 
     def write(self, path: Path) -> None:
-        """Write the rows as the ending of the path says.
+        """Write the rows in the format that the ending of the path names.
 
-        Raises UserError if the file cannot be written; one that was there stays.
+        Raises UserError if the file cannot be written; an earlier one stays.
         """
         rows = list(self.rows())
         with written_whole(path) as stream:
@@ -109,5 +109,5 @@ class Predictions:
 
 
 def _storable(value: Any) -> Any:
-    """Return text whose bytes may not be UTF-8, as those of a file's name, with marks in their place."""
+    """Return text with a mark for each byte that is not UTF-8, which names of files may have."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(value, str) else value

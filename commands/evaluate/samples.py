@@ -33,7 +33,7 @@ _ADVICE = "evaluate on samples like those of the run"
 
 
 def fitted(dataset: Dataset, data: DataConfig, run: Description | None, *, part: str) -> Dataset:
-    """Return a data set whose validation part is the `part` to evaluate (train or validation), as the run preprocesses.
+    """Return a data set whose validation part is the `part` to evaluate (train or validation), scaled as in the run.
 
     Raises UserError if its samples or classes are not those of the run.
     """

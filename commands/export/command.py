@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", type=one_of(*FORMATS), required=True, metavar="FORMAT", help=", ".join(FORMATS))
     parser.add_argument("--output", type=nonempty_path, metavar="FILE", help="by default RUN/export/model.SUFFIX")
     parser.add_argument("--checkpoint", type=nonempty_text, metavar="NAME", help=CHECKPOINT_HELP)
-    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="for onnx; that of the run")
+    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), metavar="NAME", help="for onnx; default: the run's")
     parser.add_argument("--ema", action="store_true", help="export the moving averages of the weights")
     parser.add_argument("--with-preprocessing", action="store_true", help="have the graph take samples unscaled")
     flags, given = parse_beside(parser, argv)

@@ -1,4 +1,4 @@
-"""Naming of what costs most and of what helps most. Assumed values are never named as a cause."""
+"""The largest cost of a step, and the change that helps most. Assumed values are never named as a cause."""
 
 import functools
 import math

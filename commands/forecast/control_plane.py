@@ -58,7 +58,7 @@ def control_plane(
     - broadcast: scatter and all-gather, (log2 N + N - 1) latency + 2 (N - 1) / N S / bandwidth (Thakur, Rabenseifner
       and Gropp 2005, section 4.3).
 
-    `step_seconds` is the time of a step on `num_ranks`; an epoch has so many `samples`.
+    `step_seconds` is the time of a step on `num_ranks`, `samples` the number of samples in an epoch.
     """
     if num_ranks == 1:
         return ControlPlane(0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -100,7 +100,7 @@ def deviation(measured: float, forecast: float, floor: float) -> float:
 
 
 def deviated(forecast: float, by: float, floor: float) -> float:
-    """Return the efficiency that deviates from a forecast one `by` so much."""
+    """Return the efficiency whose deviation from a forecast one is `by`, as the inverse of `deviation`."""
     return 1 / (1 - floor + _added(forecast, floor) * math.exp(-by))
 
 

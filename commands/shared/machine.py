@@ -1,6 +1,6 @@
 """The environment of a measurement: versions, commit, processor, load, GPUs, launchers and variables.
 
-It is read from the output of other programs and the content of kernel files, which are None if there is none.
+What other programs print and kernel files contain is None where there is no such program or file.
 """
 
 import functools

@@ -106,7 +106,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
     """Return statistics of at least one sample.
 
     The interval is Student's (1908): mean +- t s / sqrt(n), with the quantile t of n - 1 degrees of freedom. It tells
-    where the mean of many repetitions would be; where the next sample will be, the standard deviation tells.
+    where the mean of many repetitions would be, and the standard deviation tells where the next sample will be.
     """
     num, mean = len(samples), statistics.fmean(samples)
     stdev = half = 0.0

@@ -103,9 +103,9 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--faults", type=whole(0, MAX_COUNT), default=40, metavar="N")
     add("--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="seed of all choices except exact moments")
     add("--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,...")
-    add("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="for the kills")
+    add("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="ranks of the killed runs")
     add("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
-    add("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: per job")
+    add("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: duration of a job")
     kind = listed(one_of("horovod", *OF_TORCHRUN))
     strategies = "--elastic: strategies of the jobs (horovod); ddp and fsdp run under torchrun"
     add("--strategies", type=kind, default=("horovod",), metavar="NAME,...", help=strategies)

@@ -127,7 +127,7 @@ def _with_step(session: TrainingRun, step: int, instead: Callable[..., StepResul
 
 
 def _once(method: Callable, number: int, instead: Callable) -> Callable:
-    """Return the method, of which one call is to `instead`, with the method and its arguments."""
+    """Return the method, except that call `number` goes to `instead`, with the method before its arguments."""
     numbers = itertools.count(1)
 
     def call(*arguments: Any, **keywords: Any) -> Any:

@@ -75,7 +75,7 @@ def _parser() -> Parser:
     add("--framework", type=one_of(*FRAMEWORKS), default=FRAMEWORKS[0], help=" or ".join(FRAMEWORKS))
     add("--output", type=output_file, required=True, metavar="FILE", help="file for the losses")
     add("--directions", type=whole(1, 1000), default=3, metavar="N", help="directions to average over (3)")
-    add("--distance", type=number(0, 1000, above=True), default=1.0, metavar="A", help="of the outermost points (1)")
+    add("--distance", type=number(0, 1000, above=True), default=1.0, metavar="A", help="to the outermost points (1)")
     add("--steps", type=whole(1, 1000), default=10, metavar="N", help="points on either side (10)")
     return parser
 

@@ -89,7 +89,7 @@ def _parser() -> Parser:
     add("--metric", type=one_of(*DIRECTIONS), default="accuracy", help="validation metric: accuracy or loss")
     add("--launch", type=nonempty_text, metavar="WORDS", help='a launcher: "horovodrun -np 4 -H a:2,b:2"')
     add("--trial-timeout", type=number(1, WEEK), default=_DEFAULT_SECONDS, metavar="S", help="limit of a trial (a day)")
-    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="for the search and every training (0)")
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the search and of every training (0)")
     return parser
 
 

@@ -48,7 +48,7 @@ def read_space(path: Path) -> Space:
     types = {item.name.replace("_", "-"): str(item.type) for part in parts for item in dataclasses.fields(part)}
     found = {}
     for name, what in content.items():
-        if "float" in types[name] and isinstance(what, dict):  # of which there are others between whole numbers
+        if "float" in types[name] and isinstance(what, dict):  # there are floats between whole numbers
             what = {key: float(value) if type(value) is int else value for key, value in what.items()}
         found[name] = distribution(what, f"{name} in {quote(path)}")
     return found

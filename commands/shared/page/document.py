@@ -102,7 +102,7 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
 
 
 def print_table(table: Table) -> None:
-    """Print a table without columns of which nothing is known; lines of a log are as long as the table needs."""
+    """Print a table without the columns that have no known cell; in a log, it may be wider than a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as Drawn
