@@ -55,10 +55,9 @@ def print_table(figures: Sequence[Figure]) -> None:
 def print_rows(figures: Sequence[Figure], width: int, file: TextIO) -> None:
     """Print the lines of a table whose first column is `width` wide."""
     for figure in figures:
-        verdict = ("yes" if figure.reached else "NO") if figure.target else ""
         print(
             f"{figure.what:{width}} {figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g} "
-            f"{figure.target:>9}  {verdict}",
+            f"{figure.target:>9}  {figure.verdict}",
             file=file,
             flush=True,
         )

@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from allstep.benchmarks.figures import print_table, save
+from allstep.commands.shared.jobs import scratch_folder
 from allstep.commands.shared.measure import job
 from allstep.commands.shared.records.files import output_file
 from allstep.commands.shared.records.measured import Figure
@@ -55,9 +55,9 @@ def benchmark(
         given = parser.parse_args(words)
         rows: list[Figure] = []
         samples = {}
-        with tempfile.TemporaryDirectory(prefix=f"allstep-{name}-") as folder:
+        with scratch_folder(name) as folder:
             for framework in getattr(given, "frameworks", frameworks):
-                found, samples[framework] = measure(framework, given, Path(folder))
+                found, samples[framework] = measure(framework, given, folder)
                 rows += found
         print_table(rows)
         save(given.output, rows, samples)

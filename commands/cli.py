@@ -17,29 +17,19 @@ from allstep.common.process.exit import run_rank
 COMMANDS = {
     "compare": "Compare frameworks and strategies on this machine: speed, scaling, time to accuracy, memory, start-up.",
     "hosts": "Check a job's hosts, convert them between launcher notations, and print each launcher's start command.",
-    "doctor": (
-        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; print a fix for each fault."
-    ),
+    "doctor": "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; advise on each fault.",
     "horovod": "Build and install Horovod for the frameworks of this environment, or check the installed one.",
     "launch": "Write or submit a Slurm batch script that saves before its time limit, requeues itself, and resumes.",
     "parity": "Train the same network in both frameworks on 1, 2 and 4 ranks; print how far the results differ.",
-    "forecast": (
-        "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate it on runs of yours."
-    ),
-    "collectives": (
-        "Measure all-reduce and other collectives in MPI, Horovod, torch and TensorFlow; recommend Horovod settings."
-    ),
+    "forecast": "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate it on your runs.",
+    "collectives": "Measure collectives in MPI, Horovod, torch and TensorFlow; recommend settings for Horovod.",
     "timeline": "Break down the time in a Horovod timeline: negotiation, queue, reduction, and overlap.",
     "report": "Write report.html and report.md from results of the other commands, benchmarks and training runs.",
     "study": "Run a study of large batches, optimizers or strategies; report whether it agrees with the literature.",
     "prove": "Check any distributed training script: are the ranks in sync, and if not, which line is wrong?",
-    "bisect": (
-        "Find where two runs with --trace diverge: first step, tensor and rank; run that step again on both sides."
-    ),
+    "bisect": "Find where two runs with --trace diverge: first step, tensor and rank; rerun that step on both sides.",
     "tune": "Search for the flags that train best, trial by trial, under any launcher; resume after a kill.",
-    "evaluate": (
-        "Evaluate a trained network under any launcher: loss, metrics, and predictions of each sample or picture."
-    ),
+    "evaluate": "Evaluate a trained network under any launcher: loss, metrics, and predictions of samples or pictures.",
     "export": "Export a trained network to PyTorch, ONNX, Keras or TensorFlow; check it there; write a model card.",
     "difficulty": "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",
     "soak": "Kill training at random moments, resume it, and check that the result is as without a kill.",
@@ -81,15 +71,11 @@ def call(arguments: Sequence[str]) -> None:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: allstep COMMAND [FLAGS]     (allstep COMMAND --help lists a command's flags; --version)",
-            "",
-            *lines,
-            "",
-            f"To train: {trainer_command('pytorch')} or {trainer_command('tensorflow')}, with --help for their flags.",
-        ]
+    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: allstep COMMAND [FLAGS]     (allstep COMMAND --help lists a command's flags; --version)\n\n"
+        f"{commands}\n\n"
+        f"To train: {trainer_command('pytorch')} or {trainer_command('tensorflow')}, with --help for their flags."
     )
 
 

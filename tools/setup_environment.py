@@ -57,6 +57,7 @@ def setup_steps(*, gpu: bool) -> list[Step]:
     tensorflow_step = Step("TensorFlow, with CUDA 12 of its own", tensorflow, install_tensorflow_gpu)
     target, patches = horovod_target(gpu=gpu), series()
     recipe = build.recipe(target, patches)
+    mpi = str(open_mpi_parameters(ENVIRONMENT))
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
         # Environments for CPUs and for GPUs are never converted: each has packages that the other must not have.
@@ -64,11 +65,7 @@ def setup_steps(*, gpu: bool) -> list[Step]:
         Step("packages", pins, lambda: install_packages(pins)),
         *([tensorflow_step] if gpu else []),
         Step("Horovod", recipe, lambda: install_horovod(target, patches)),
-        Step(
-            "Open MPI's parameters",
-            str(open_mpi_parameters(ENVIRONMENT)),
-            lambda: write_open_mpi_parameters(ENVIRONMENT),
-        ),
+        Step("Open MPI's parameters", mpi, lambda: write_open_mpi_parameters(ENVIRONMENT)),
         Step("allstep itself, editable", packaging, install_allstep),
         Step("self-test", SELF_TEST.read_text(), lambda: self_test(gpu=gpu)),
     ]

@@ -11,7 +11,6 @@ all bounds are reached, 1 otherwise. --device cpu only tests that everything run
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from allstep.benchmarks.figures import missing, print_rows, print_table
 from allstep.benchmarks.gpu import exactness, speed
 from allstep.benchmarks.gpu.effort import ON_CPU, ON_GPU, Effort
 from allstep.commands.shared import nvml
-from allstep.commands.shared.jobs import run_jobs
+from allstep.commands.shared.jobs import run_jobs, scratch_folder
 from allstep.commands.shared.measure import TookTooLong
 from allstep.commands.shared.records.measured import Figure
 from allstep.common.base.flag_types import Parser, listed, one_of
@@ -96,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if flags.device == "cuda" and not nvml.num_visible():
         parser.error("expected a GPU, received a machine that shows none; --device cpu tries whether everything runs")
     effort = ON_GPU if flags.device == "cuda" else ON_CPU
-    with tempfile.TemporaryDirectory(prefix="allstep-gpu-check-") as directory:
-        figures = measure(flags.only, effort, Path(directory))
+    with scratch_folder("gpu-check") as directory:
+        figures = measure(flags.only, effort, directory)
     print_table(figures)
     if not all(figure.reached for figure in figures):
         sys.exit(1)

@@ -105,14 +105,8 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     local = machine.cluster.ranks_on_node(num_ranks)
     wait_for_input = workload.batch_size * max(local / machine.node_input, num_ranks / machine.storage_input)
     total = max(step.total, wait_for_input)
-    return Forecast(
-        num_ranks,
-        total,
-        workload.step_seconds / total,
-        num_ranks * workload.batch_size / total,
-        step,
-        max(closed_form, wait_for_input),
-    )
+    efficiency, images_per_second = workload.step_seconds / total, num_ranks * workload.batch_size / total
+    return Forecast(num_ranks, total, efficiency, images_per_second, step, max(closed_form, wait_for_input))
 
 
 @functools.lru_cache(maxsize=256)

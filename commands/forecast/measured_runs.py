@@ -99,15 +99,15 @@ def read_run(directory: Path) -> MeasuredRun:
     measured = [epoch.gradient_noise_scale for epoch in events.epochs if epoch.gradient_noise_scale]
     is_wide = start.local_size is not None and start.local_size < start.world_size
     return MeasuredRun(
-        start.global_batch_size / statistics.median(warm),
-        start.global_batch_size // start.world_size,
-        start.parameter_count,
-        jitter_of([1 / rate for rate in warm]) if len(warm) > 1 and start.world_size == 1 else None,
-        measured[-1] if measured else None,
-        start.world_size,
-        start.local_size if is_wide else None,
-        start.strategy,
-        start.device,
+        step_seconds=start.global_batch_size / statistics.median(warm),
+        batch_size=start.global_batch_size // start.world_size,
+        num_parameters=start.parameter_count,
+        jitter=jitter_of([1 / rate for rate in warm]) if len(warm) > 1 and start.world_size == 1 else None,
+        noise_scale=measured[-1] if measured else None,
+        num_ranks=start.world_size,
+        ranks_per_node=start.local_size if is_wide else None,
+        strategy=start.strategy,
+        device=start.device,
     )
 
 

@@ -144,15 +144,5 @@ def check(point: Point) -> Checked:
     efficiency = point.forecast(found.values)
     baseline = point.system.baseline_ranks
     low, high = efficiency_range(efficiency, point.system.site, point.num_ranks, found, baseline_ranks=baseline)
-    return Checked(
-        point.title,
-        point.name,
-        point.system.network,
-        point.num_ranks,
-        baseline,
-        point.measured,
-        efficiency,
-        low=low,
-        high=high,
-        link=point.kind,
-    )
+    measured = (point.title, point.name, point.system.network, point.num_ranks, baseline, point.measured)
+    return Checked(*measured, efficiency, low=low, high=high, link=point.kind)

@@ -153,25 +153,16 @@ def _download(target: Target, tools: Tools, log: Path) -> Path:
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
         folder = log.parent / "download"
         options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes"]
-        pip(
-            target.python,
-            *("download", "-r", str(requirement), *options, "-d", str(folder)),
-            log=log,
-            env=_with_tools(tools),
-        )
+        words = ["download", "-r", str(requirement), *options, "-d", str(folder)]
+        pip(target.python, *words, log=log, env=_with_tools(tools))
         os.replace(folder / archive.name, archive)
         shutil.rmtree(folder)
     return archive
 
 
 def _compile(target: Target, tools: Tools, source: Path, log: Path) -> Path:
-    run_logged(
-        [str(target.python), "setup.py", "bdist_wheel"],
-        log,
-        progress=_Percentage(),
-        env=_build_environment(target, tools, source),
-        cwd=source,
-    )
+    command, env = [str(target.python), "setup.py", "bdist_wheel"], _build_environment(target, tools, source)
+    run_logged(command, log, progress=_Percentage(), env=env, cwd=source)
     [wheel] = (source / "dist").glob("*.whl")
     return wheel
 

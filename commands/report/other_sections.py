@@ -27,15 +27,8 @@ _MAX_CLASSES = 50
 def benchmark(path: Path, result: BenchmarkResult) -> Section:
     """Return the section of a benchmark that `benchmarks.figures.save` wrote."""
     rows = [
-        [
-            figure.what,
-            amount(figure.ours),
-            amount(figure.reference),
-            amount(figure.ratio),
-            figure.target,
-            ("yes" if figure.reached else "NO") if figure.target else "",
-        ]
-        for figure in result.figures
+        [one.what, *map(amount, (one.ours, one.reference, one.ratio)), one.target, one.verdict]
+        for one in result.figures
     ]
     table = Table("", ["", "ours", "reference", "ratio", "target", "reached"], rows)
     name = path.stem.replace("_", " ").capitalize()

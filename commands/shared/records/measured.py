@@ -76,6 +76,11 @@ class Figure:
         relation, bound = self.target.split()
         return self.ratio >= float(bound) if relation == ">=" else self.ratio <= float(bound)
 
+    @property
+    def verdict(self) -> str:
+        """Whether the ratio reaches the target, as tables have it; empty without a target."""
+        return ("yes" if self.reached else "NO") if self.target else ""
+
 
 @dataclass(frozen=True)
 class BenchmarkResult:
