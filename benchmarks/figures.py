@@ -55,12 +55,8 @@ def print_table(figures: Sequence[Figure]) -> None:
 def print_rows(figures: Sequence[Figure], width: int, file: TextIO) -> None:
     """Print the lines of a table whose first column is `width` wide."""
     for figure in figures:
-        print(
-            f"{figure.what:{width}} {figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g} "
-            f"{figure.target:>9}  {figure.verdict}",
-            file=file,
-            flush=True,
-        )
+        numbers = f"{figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g}"
+        print(f"{figure.what:{width}} {numbers} {figure.target:>9}  {figure.verdict}", file=file, flush=True)
 
 
 def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -> None:

@@ -115,11 +115,8 @@ class TrainerBench:
         """Return the seconds from the launch of the trainer to the end of its first step."""
         output = new_output(self._directory)
         metrics = output / FILE
-        command = job(
-            f"allstep.{self.framework}.train",
-            *self._flags(epochs=1, num_samples=NUM_RANKS, batch_size=1),
-            *("--output-dir", output, "--log-every", 1),
-        )
+        flags = self._flags(epochs=1, num_samples=NUM_RANKS, batch_size=1)
+        command = job(f"allstep.{self.framework}.train", *flags, "--output-dir", output, "--log-every", 1)
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
 
     def bare_startup(self) -> float:

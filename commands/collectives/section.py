@@ -34,9 +34,11 @@ def collectives(result: CollectivesResult) -> Section:
         curves = []
         for backend in dict.fromkeys(row.backend for row in compared):
             points = [(row.bytes, row.bus_bandwidth / 1e9) for row in compared if row.backend == backend]
-            curves.append(Line(backend, *zip(*points, strict=True), reference=backend == "memcpy"))
-        axes = {"x_label": "bytes", "y_label": "GB/s", "x_scale": "log2", "y_scale": "log10"}
-        section.figures.append(lines(f"Bus bandwidth of {collective}", curves, **axes))
+            sizes, bandwidths = zip(*points, strict=True)
+            curves.append(Line(backend, sizes, bandwidths, reference=backend == "memcpy"))
+        caption = f"Bus bandwidth of {collective}"
+        figure = lines(caption, curves, x_label="bytes", y_label="GB/s", x_scale="log2", y_scale="log10")
+        section.figures.append(figure)
     section.tables.append(table_of(rows))
     if ratios := result.horovod_over_mpi:
         cells = [[one.backend, f"{one.bytes:,}", f"{one.ratio:.2f}", f"{one.ratio_of_medians:.2f}"] for one in ratios]

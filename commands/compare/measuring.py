@@ -56,7 +56,9 @@ class Comparison:
             self._created = earlier.created
         num_gpus = nvml.num_visible() if settings.device == "cuda" else None
         self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe, num_gpus=num_gpus))
-        self._gates = {run.id: self._read_good(Verdict, gate_path(directory, run.id)) for run in self._gate_runs()}
+        runs = (gate.gate_run(cell, settings) for cell in cells if cell.id not in self._unavailable)
+        self._gate_runs = list(dict.fromkeys(filter(None, runs)))
+        self._gates = {run.id: self._read_good(Verdict, gate_path(directory, run.id)) for run in self._gate_runs}
         self._samples = {
             cell.id: [self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)]
             for cell in cells
@@ -65,7 +67,7 @@ class Comparison:
     def run(self) -> None:
         """Judge all curves, then launch all cells round by round."""
         self.write(finished=False)
-        runs = [run for run in self._gate_runs() if self._gates[run.id] is None]
+        runs = [run for run in self._gate_runs if self._gates[run.id] is None]
         rounds = range(self._num_rounds)
         num_due = sum(self._is_due(cell, number) for cell in self._cells for number in rounds)
         # A launch is half a part while it starts, and half while it takes its turns.
@@ -95,7 +97,7 @@ class Comparison:
 
         def launch(commands: Sequence[list[str]]) -> list[Outcome]:
             def watch(number: int, num_turns: int) -> None:
-                if not num_turns and len(commands) == len(runs):  # other seeds come in vain for nearly all
+                if not num_turns and len(commands) == len(runs):  # few are trained with other seeds as well
                     progress.reach(number)
                     progress.begin(f"gate: curve {number + 1} of {len(runs)}")
 
@@ -104,9 +106,8 @@ class Comparison:
         judge = gate.Gate(self._settings.gate_steps, launch, device=self._settings.device)
         judge.train(runs)
         for run in runs:
-            verdict = dataclasses.replace(
-                judge.judge(run, gate.reference_of(run, self._gate_runs())), created=self._created
-            )
+            verdict = judge.judge(run, gate.reference_of(run, self._gate_runs))
+            verdict = dataclasses.replace(verdict, created=self._created)
             files.write(gate_path(self._directory, run.id), verdict)
             self._gates[run.id] = verdict
             print_line(f"gate: {run.id}: {verdict.reason or verdict.status}", sys.stderr)
@@ -167,10 +168,6 @@ class Comparison:
                     f"expected {name.replace('_', '-')} {value}, with which {self._directory} was begun, received "
                     f"{received[name]}; one comparison has one of them: give another --output-dir"
                 )
-
-    def _gate_runs(self) -> list[gate.GateRun]:
-        runs = [gate.gate_run(cell, self._settings) for cell in self._cells if cell.id not in self._unavailable]
-        return list(dict.fromkeys(run for run in runs if run is not None))
 
     def _verdict(self, cell: Cell) -> Verdict:
         run = gate.gate_run(cell, self._settings)

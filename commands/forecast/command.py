@@ -28,7 +28,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-from allstep.commands.forecast import measured_runs
+from allstep.commands.forecast import measured_runs, section
 from allstep.commands.forecast.allreduce import Link
 from allstep.commands.forecast.causes import NOTICED, UNKNOWN, bottleneck, what_helps
 from allstep.commands.forecast.control_plane import control_plane
@@ -36,14 +36,6 @@ from allstep.commands.forecast.flags import parse
 from allstep.commands.forecast.forecast import forecast
 from allstep.commands.forecast.parameters import BOUNDS
 from allstep.commands.forecast.question import Question, read_question
-from allstep.commands.forecast.section import (
-    ForecastRow,
-    ForecastsResult,
-    ValidationResult,
-    checked_table,
-    control_table,
-    table_of,
-)
 from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import LARGEST_ERROR, MIN_COVERAGE, check, published_points
 from allstep.commands.shared.page.document import print_table
@@ -68,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _forecast(flags: Namespace, question: Question, command: str) -> None:
     rows = [_row(flags, question, num_ranks) for num_ranks in flags.ranks]
     print_line("\n".join([*map(printable, _assumptions(flags, question)), ""]))
-    print_table(table_of(rows))
-    if (control_planes := control_table(rows)).rows:
+    print_table(section.table_of(rows))
+    if (control_planes := section.control_table(rows)).rows:
         print_table(control_planes)
     if flags.output:
-        files.write_output(flags.output, ForecastsResult(command, tuple(rows)))
+        files.write_output(flags.output, section.ForecastsResult(command, tuple(rows)))
 
 
-def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
+def _row(flags: Namespace, question: Question, num_ranks: int) -> section.ForecastRow:
     """Return the forecast for a number of ranks, with its range and what limits it."""
     workload, machine = question.workload, question.machine
     found = forecast(workload, machine, num_ranks)
@@ -99,7 +91,7 @@ def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
         epochs = epochs_needed(flags.epochs, num_ranks * workload.batch_size, question.critical_batch)
         seconds = epochs * flags.samples / found.images_per_second
     limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps, "control_plane": control}
-    return ForecastRow(**vars(found), **limits, seconds_to_accuracy=seconds, low=low, high=high)
+    return section.ForecastRow(**vars(found), **limits, seconds_to_accuracy=seconds, low=low, high=high)
 
 
 def _assumptions(flags: Namespace, question: Question) -> list[str]:
@@ -142,7 +134,7 @@ def _validate(flags: Namespace, command: str) -> None:
     if flags.measured:
         notes = measured_runs.NOTES
         own = measured_runs.check_compare(flags.measured, flags.collectives)
-    print_table(checked_table((*published, *own)))
+    print_table(section.checked_table((*published, *own)))
     coverage = statistics.fmean(row.within for row in published)
     print(
         f"\nPublished, fitted to these rows (docs/forecast.md has errors on unseen ones): {coverage:.0%} in the range"
@@ -159,7 +151,7 @@ def _validate(flags: Namespace, command: str) -> None:
     for note in notes:
         print(note)
     if flags.output:
-        files.write_output(flags.output, ValidationResult(command, LARGEST_ERROR, (*published, *own), notes))
+        files.write_output(flags.output, section.ValidationResult(command, LARGEST_ERROR, (*published, *own), notes))
     if coverage < MIN_COVERAGE or not all(row.within for row in own):
         sys.exit(1)
 

@@ -7,19 +7,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
+from allstep.commands.forecast import simulation
 from allstep.commands.forecast.allreduce import ALGORITHMS, DIRECT, Cluster, all_gather
 from allstep.commands.forecast.networks import BYTES_PER_PARAMETER, Network
 from allstep.commands.forecast.parameters import Parameters
-from allstep.commands.forecast.simulation import (
-    MIN_UNIT_PARAMETERS,
-    Fusion,
-    Gradient,
-    SimulatedStep,
-    Unit,
-    simulate,
-    simulate_sharded,
-    slowdown,
-)
+from allstep.commands.forecast.simulation import Fusion, Gradient, SimulatedStep, Unit
 
 BEST = "best"
 _MAX_ITERATIONS = 10
@@ -135,7 +127,7 @@ def _step(workload: Workload, machine: Machine, alone: float, num_ranks: int) ->
     local = cluster.ranks_on_node(num_ranks)
     crowd = 1 + (machine.crowding - 1) * (local - 1) / max(1, cluster.ranks_per_node - 1)
     optimizer = min(workload.optimizer_seconds, alone)
-    compute = (alone - optimizer) * slowdown(num_ranks, workload.jitter) * crowd
+    compute = (alone - optimizer) * simulation.slowdown(num_ranks, workload.jitter) * crowd
     if machine.gather_bytes:
         optimizer /= num_ranks
         step = _sharded_step(workload, machine, compute, num_ranks)
@@ -155,7 +147,7 @@ def _replicated_step(workload: Workload, machine: Machine, compute: float, num_r
         found = [replace(gradient, ready=backward) for gradient in found]
     # Cores that reduce in host memory do not slow the GPU.
     contention = 0.0 if machine.algorithm == "host-memory" else machine.cluster.slowest(num_ranks).contention
-    return simulate(
+    return simulation.simulate(
         compute - backward,
         found,
         functools.cache(partial(machine.all_reduce, num_ranks=num_ranks)),  # phases of a cycle repeat messages
@@ -167,7 +159,7 @@ def _replicated_step(workload: Workload, machine: Machine, compute: float, num_r
 
 def _sharded_step(workload: Workload, machine: Machine, compute: float, num_ranks: int) -> SimulatedStep:
     """Simulate a step of sharded ranks, whose passes all gather weights and scatter gradients."""
-    step = simulate_sharded(
+    step = simulation.simulate_sharded(
         units(workload.network, compute / workload.passes, workload.backward_share),
         lambda count: all_gather(count * machine.gather_bytes, num_ranks, machine.cluster),
         lambda count: all_gather(count * machine.wire_bytes, num_ranks, machine.cluster),
@@ -203,7 +195,7 @@ def units(network: Network, seconds: float, backward_share: float) -> list[Unit]
     found, count, work = [], 0, 0.0
     for number, layer in enumerate(network.layers, 1):
         count, work = count + layer.num_parameters, work + seconds * layer.multiplications / whole
-        if count >= MIN_UNIT_PARAMETERS or number == len(network.layers):
+        if count >= simulation.MIN_UNIT_PARAMETERS or number == len(network.layers):
             found.append(Unit(work * (1 - backward_share), work * backward_share, count))
             count, work = 0, 0.0
     return found

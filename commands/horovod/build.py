@@ -185,14 +185,9 @@ class _Percentage:
 
 def _options(target: Target) -> dict[str, str]:
     """Return Horovod's build options (see its docs/install.rst)."""
-    parts = {
-        "MPI": target.has_mpi,
-        "GLOO": True,
-        "PYTORCH": target.has_torch,
-        "TENSORFLOW": target.has_tensorflow,
-        "MXNET": False,
-    }
+    parts = {"MPI": target.has_mpi, "GLOO": True, "PYTORCH": target.has_torch, "TENSORFLOW": target.has_tensorflow}
     options = {f"HOROVOD_{'WITH' if there else 'WITHOUT'}_{name}": "1" for name, there in parts.items()}
+    options["HOROVOD_WITHOUT_MXNET"] = "1"
     return options | {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"} if target.gpu else options
 
 

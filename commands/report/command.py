@@ -164,11 +164,8 @@ def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
     if alone and alone.images_per_second and len(ranks) > 1:
         one = alone.images_per_second.median
         rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
-    figures = [
-        lines(
-            f"Images per second: {framework}", rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True
-        )
-    ]
+    caption = f"Images per second: {framework}"
+    figures = [lines(caption, rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True)]
     if efficiencies and len(ranks) > 1:
         efficiencies.append(Line("ideal", ranks, [1.0] * len(ranks), reference=True))
         caption = f"Efficiency against one plain process: {framework}"

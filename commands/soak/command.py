@@ -39,18 +39,10 @@ from dataclasses import dataclass, replace
 from allstep.commands.parity import command as parity
 from allstep.commands.parity.curves import Curve
 from allstep.commands.shared.jobs import scratch_folder
-from allstep.commands.soak import elastic_soak
+from allstep.commands.soak import elastic_soak, resume_check
 from allstep.commands.soak.elastic_job import BED, BED_DIRECTORY, LOCAL
 from allstep.commands.soak.faults import KINDS, InjectedFault, Violation, check_ended
-from allstep.commands.soak.resume_check import (
-    NUM_STEPS,
-    Case,
-    check_checkpoints,
-    check_end,
-    train_undisturbed,
-    training,
-    wait_for_good_end,
-)
+from allstep.commands.soak.resume_check import NUM_STEPS, Case
 from allstep.commands.soak.training import Training, last_step
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, number, one_of, whole
 from allstep.common.base.progress_bar import ProgressBar
@@ -217,7 +209,7 @@ class Soak:
             case = next(cases)
             self._progress.begin(f"{what} {self.num_struck[what] + 1} of {budget}: {case}", in_log=False)
             if case.reference not in self._undisturbed:
-                self._undisturbed[case.reference] = train_undisturbed(*case.reference)
+                self._undisturbed[case.reference] = resume_check.train_undisturbed(*case.reference)
             left = min(chance.randint(1, MAX_A_RUN), budget - self.num_struck[what])
             try:
                 for struck in endure(case, self._undisturbed[case.reference], left, draw, chance):
@@ -242,7 +234,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
         while True:
             start = draw(case, saved_step, budget, chance)
             resume = ("--resume", "latest") if saved_step else ()
-            with training(
+            with resume_check.training(
                 case.framework,
                 start.num_ranks,
                 output_dir,
@@ -251,7 +243,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
                 program=start.fault.program(case.framework, saved_step + 1) if budget else (),
             ) as run:
                 struck = bool(budget) and start.fault.strike(run)
-                seconds = check_end_of(run, start) if struck else wait_for_good_end(run)
+                seconds = check_end_of(run, start) if struck else resume_check.wait_for_good_end(run)
             if not struck:
                 break
             if seconds is None:  # the fault came too late: the next start ends the run
@@ -259,9 +251,9 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
                 continue
             budget -= 1
             in_writing = any((output_dir / "checkpoints").glob(".tmp-*"))
-            saved_step = check_checkpoints(case, output_dir, undisturbed)
+            saved_step = resume_check.check_checkpoints(case, output_dir, undisturbed)
             yield Struck(start, seconds, last_step(output_dir), saved_step, in_writing)
-        check_end(case, output_dir, undisturbed)
+        resume_check.check_end(case, output_dir, undisturbed)
 
 
 def check_end_of(run: Training, start: Start) -> float | None:

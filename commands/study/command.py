@@ -72,8 +72,5 @@ def write_page(directory: Path, result: StudyResult) -> list[str]:
     saved = dataclasses.replace(section, figures=figures)
     with write_atomically(directory / PAGE) as stream:
         stream.write(render("report.md", f"allstep study {result.name}", [saved], []).encode())
-    return [
-        *section.items,
-        outcome(judge(result)),
-        f"written to {directory / PAGE}: allstep report {directory} includes it",
-    ]
+    written = f"written to {directory / PAGE}: allstep report {directory} includes it"
+    return [*section.items, outcome(judge(result)), written]
