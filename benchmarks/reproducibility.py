@@ -5,10 +5,10 @@
     python -m allstep.benchmarks.reproducibility runs/first runs/second
 
 Prints, for every cell that both runs have, its share of the machine's limit in both (images/s over that of independent
-processes in the same round, the median over rounds). For every place in the table, it prints the rankings of the
-strategies (`>` is faster, `~` not distinguished), and whether they contradict each other. Images/s themselves are not
-compared, since the machine may be slower today. The last lines show the resolution of each run's shares. The exit
-status is 0 if no share differs by more than 5 % and no ranking contradicts the other, 1 otherwise.
+processes in the same round, the median over rounds). For every framework and number of ranks in a table, it prints the
+rankings of the strategies (`>` is faster, `~` not distinguished), and whether they contradict each other. Images/s
+themselves are not compared, since the machine may be slower today. The last lines show the resolution of each run's
+shares. The exit status is 0 if no share differs by more than 5 % and no ranking contradicts the other, 1 otherwise.
 """
 
 import sys
@@ -27,7 +27,7 @@ BOUND = 0.05
 
 
 def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
-    """Return the groups of each place in words: in `a > b ~ c`, `>` separates groups, `~` cells of one group."""
+    """Return the groups of each ranking in words: in `a > b ~ c`, `>` separates groups, `~` cells of one group."""
     return {
         ranking: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
         for ranking, found in groups(cells).items()
@@ -60,7 +60,7 @@ def repetitions(first: Sequence[CellResult], second: Sequence[CellResult]) -> li
 
 
 def contradicted(first: Sequence[CellResult], second: Sequence[CellResult]) -> set[tuple]:
-    """Return the places where a strategy is faster than another in one run, and slower in the other."""
+    """Return the rankings in which a strategy is faster than another in one run, and slower in the other."""
     found, again = (
         {(cell.ranking, cell.strategy, rival) for cell in cells for rival in cell.against if is_faster(cell, rival)}
         for cells in (first, second)

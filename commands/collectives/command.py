@@ -41,11 +41,11 @@ from allstep.common.catalog.networks import IMAGE_MODELS, MODELS
 from allstep.common.process.requirements import need
 
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
-_SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
+_NO_HUGE_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
 """NumPy asks for huge pages from 4 MiB on; torch and TensorFlow do not, so mpi4py and memcpy would look too fast."""
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
-_TUNED = [name for name in IMAGE_MODELS if MODELS[name].smallest_image <= 28]
+_TUNABLE = [name for name in IMAGE_MODELS if MODELS[name].smallest_image <= 28]
 """Networks that accept the trainers' synthetic images of 28 x 28 pixels."""
 
 
@@ -123,7 +123,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     add("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch")
     add("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(argv)
-    networks = [name for name in known_networks() if name in _TUNED or not flags.tune]
+    networks = [name for name in known_networks() if name in _TUNABLE or not flags.tune]
     if flags.network not in networks:
         parser.error(
             f"expected --network to be one of {', '.join(networks)}, received {quote(flags.network)}; name one"
@@ -154,7 +154,7 @@ def launch(
     with scratch_folder("collectives") as directory:
         worker = "allstep.commands.collectives.backends.worker"
         texts = (",".join(wanted), ",".join(map(str, sizes)))
-        command = [*_SAME_PAGES, *launcher, "-m", worker, name, *texts, directory]
+        command = [*_NO_HUGE_PAGES, *launcher, "-m", worker, name, *texts, directory]
         outcome = run_job([command], time_limit=time_limit, num_threads=1)
         if outcome.status != "ok":
             raise Fault(_reason(outcome))

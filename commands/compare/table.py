@@ -107,7 +107,7 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
     )
     return (
         # gate.py
-        f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
+        f"Parity gate: a cell is compared only after it trained {settings.gate_steps} steps on digits along the same "
         "curve (losses and weights) as the others, by the measures and bounds of allstep parity (where weights alone "
         "are apart, a ReLU's input may be within a rounding error of 0: up to two more seeds are tried; ResNets: two "
         "steps, losses to 1e-3, a curve for each number of ranks; tf32, bf16 and fp16: losses to 2e-2 within a "
@@ -173,10 +173,10 @@ def is_faster(cell: CellResult, rival: str) -> bool:
 
 
 def groups(cells: Sequence[CellResult]) -> dict[tuple, list[list[CellResult]]]:
-    """Return the cells of each place that has several, in groups, the fastest group first.
+    """Return the cells of each ranking that has several, in groups, the fastest group first.
 
     Each cell of a group is faster than all cells of later groups; which is the fastest within a group is unknown.
-    The cells of a place are in the order of their shares of the limit, the largest first.
+    The cells of a ranking are in the order of their shares of the limit, the largest first.
     """
     rankings: dict[tuple, list[tuple[float, CellResult]]] = {}
     for cell in sorted(cells, key=lambda cell: cell.ranking):

@@ -22,6 +22,7 @@ class Finding:
 
 
 def ranks(number: int) -> str:
+    """Format a number of ranks, as in 1 rank or 2 ranks."""
     return f"{number} rank{'s' if number != 1 else ''}"
 
 

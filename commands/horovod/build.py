@@ -97,6 +97,7 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
 
 
 def cache_folder() -> Path:
+    """Return the user's folder of Horovod's source and wheels."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "allstep" / "horovod"
 

@@ -32,6 +32,8 @@ class PatchFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Hunk:
+    """Lines of a file that a patch replaces."""
+
     path: str  # file, relative to the root of the source
     start: int  # first line, counted from 1
     old: list[str]  # lines to replace
@@ -47,6 +49,8 @@ class Hunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
+    """A patch file."""
+
     name: str  # name of its file
     header: str  # explanation for readers, with links to upstream issues
     hunks: list[Hunk]

@@ -38,6 +38,7 @@ int main() { return total(std::vector<int>{1, -1}); }
 
 
 def check_platform() -> None:
+    """Refuse a machine for which torch's wheels are not built."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         raise UserError(f"expected Linux on x86-64, received {system} on {machine}; use such a machine")
@@ -62,6 +63,7 @@ def check_build() -> None:
 
 
 def check_disk(folder: Path, needed_gb: float) -> None:
+    """Refuse a disk with less room for a folder, which need not exist yet, than so many units of 1e9 bytes."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free_gb = shutil.disk_usage(there).free / 1e9
     if free_gb < needed_gb:

@@ -100,6 +100,7 @@ def progress(line: str) -> str | None:
 
 
 def on_cpus(controllers: list[str]) -> None:
+    """Run the test in each framework under each of the controllers, mpi and gloo, that Horovod was built with."""
     has = read_build()
     usable = [name for name in controllers if has and FEATURES[name] in has.features]
     if not (has and has.versions and usable):

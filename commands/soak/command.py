@@ -51,6 +51,7 @@ from allstep.common.process.requirements import need_frameworks
 OF_TORCHRUN = ("ddp", "fsdp")
 HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 MAX_A_RUN = 4
+"""Maximum number of kills or faults of a run."""
 START_UP_SHARE = 0.15
 """Share of the kills that happen before the first step."""
 START_UP_SECONDS = 3.0
