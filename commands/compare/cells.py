@@ -167,16 +167,17 @@ def commands(
     """
     number = cell.ranks if cell.strategy == INDEPENDENT else 1
     outputs = [folder / f"output-{process}.json" for process in range(number)]
-    batch = cell.global_batch_size // number
-    waiting = ("--turns", turns) if turns else ()
-    trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
-    trained += ("--compile",) if cell.compiled else ()
-    trained += ("--slices", slices) if (slices := slices_of(cell, settings)) else ()
-    flags = (*training_flags(cell.input, cell.model, settings), *trained, "--device", settings.device)
+    flags = [*training_flags(cell.input, cell.model, settings), "--framework", cell.framework]
+    flags += ["--global-batch-size", cell.global_batch_size // number, "--precision", cell.precision]
+    if cell.compiled:
+        flags.append("--compile")
+    if slices := slices_of(cell, settings):
+        flags += ["--slices", slices]
+    flags += ["--device", settings.device, *(["--turns", turns] if turns else [])]
     module = "allstep.commands.compare.synthetic" if cell.input == "synthetic" else "allstep.commands.shared.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
     launches = [
-        train_command(cell.framework, strategy, ranks, (*flags, *waiting, "--output", output), module=module)
+        train_command(cell.framework, strategy, ranks, [*flags, "--output", output], module=module)
         for output in outputs
     ]
     if number > 1 and settings.device == "cuda":  # otherwise each would take the first GPU

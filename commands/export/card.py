@@ -108,9 +108,16 @@ def _preparation(run: Description, *, scales: bool) -> str:
 
 def _short(value: Any) -> str:
     """Return a value without the folders of the machine that trained."""
-    words = [str(word) for word in value] if isinstance(value, list) else [str(value)]
-    return " ".join(f"{word.partition(':')[0]}:{Path(word.partition(':')[2]).name}" if ":/" in word else
-                    Path(word).name if word.startswith("/") else word for word in words)  # fmt: skip
+    return " ".join(map(_without_folder, value if isinstance(value, list) else [value]))
+
+
+def _without_folder(word: Any) -> str:
+    """Return a word of a flag, with a file's name for its absolute path; the path may follow a prefix as in a:/b."""
+    text = str(word)
+    if ":/" in text:
+        prefix, _, path = text.partition(":")
+        return f"{prefix}:{Path(path).name}"
+    return Path(text).name if text.startswith("/") else text
 
 
 def _classes(names: Sequence[str]) -> list[str]:
