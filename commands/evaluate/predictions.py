@@ -1,6 +1,5 @@
 """Predictions of each sample, collected over ranks, as a table in a CSV, Parquet or JSON Lines file."""
 
-import argparse
 import csv
 import io
 import json
@@ -14,6 +13,7 @@ from allstep.commands.evaluate.samples import path_of
 from allstep.commands.shared.records.files import output_file, written_whole
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
+from allstep.common.base.flag_types import wrong
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
@@ -26,7 +26,7 @@ _SUFFIXES = (".csv", ".parquet", ".jsonl")
 def predictions_file(word: str) -> Path:
     """Parse --predictions, and check that the file can be written."""
     if not word.endswith(_SUFFIXES):
-        raise argparse.ArgumentTypeError(f"to end in {', '.join(_SUFFIXES)}, received {word}; name such a file")
+        raise wrong(f"to be a file that ends in {', '.join(_SUFFIXES)}", word, "name such a file")
     if word.endswith(".parquet"):
         need(["pyarrow"], by="--predictions FILE.parquet")
     return output_file(word)

@@ -158,7 +158,10 @@ def renamed(trained: Path, data: Path, folder: Path) -> Path:
         (("--metrics", "rmse"), "--metrics rmse does not fit the targets of image-folder"),
         (("--dataset", "digits"), "expected samples of shape|expected a number of classes"),
         (("--checkpoint", "step-00000009"), "step-00000009"),
-        (("--predictions", "p.txt"), "expected --predictions to end in .csv, .parquet, .jsonl, received p.txt"),
+        (
+            ("--predictions", "p.txt"),
+            "expected --predictions to be a file that ends in .csv, .parquet, .jsonl, received p.txt",
+        ),
         (("--output", "p.csv", "--predictions", "./p.csv"), "--output and --predictions name one file, p.csv"),
         (("--images", "{other}"), "--images needs --predictions FILE"),
         (("--resume", "latest"), "--resume is for training, not for allstep evaluate"),
