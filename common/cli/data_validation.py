@@ -1,4 +1,4 @@
-"""Checks of whether a run's flags of data fit together, before a framework is imported and files are read."""
+"""Checks of whether a run's data flags fit together, before a framework is imported or a file is read."""
 
 import math
 import os
@@ -63,7 +63,7 @@ def check_images(config: TrainConfig) -> None:
     check_image_size(config.model, *shape[:2])
     batch_size = config.schedule.batch_size or DEFAULT_BATCH_SIZE
     if config.schedule.global_batch_size is not None:
-        batch_size = 1  # the least that a rank has
+        batch_size = 1  # the minimum of a rank
     needed = 4 * (batch_size * math.prod(shape) + _num_weights(config.model, shape, num_classes))
     needed += 256 * num_classes * shape[2]  # patterns from which synthetic images are made
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -24,7 +24,7 @@ from allstep.common.launch.placement import Placement
 
 
 def validate(config: TrainConfig, strategies: Sequence[str], placement: Placement) -> None:
-    """Check what flags' types cannot, before a framework is imported. Raises UserError for the first wrong value."""
+    """Check what the flags' types cannot, before a framework is imported. Raises UserError for the first mistake."""
     schedule = config.schedule
     if config.strategy_name not in strategies:
         framework = registry.find_framework(config.strategy_name)
@@ -34,33 +34,21 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
         raise UserError(
             f"expected --strategy to be one of {', '.join(strategies)}, received {quote(config.strategy_name)}; {hint}"
         )
-    if schedule.batch_size is not None and schedule.global_batch_size is not None:
-        raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
     framework = registry.find_framework(config.strategy_name)
-    assert framework is not None  # it is one of the strategies
+    assert framework is not None  # it is one of `strategies`
     entry = registry.STRATEGIES[framework][config.strategy_name]
     if config.deterministic and not entry.synchronous:
         raise UserError(
             f"expected a synchronous strategy with --deterministic, received {config.strategy_name}: the order of its "
             "updates is left to chance; leave one of them out"
         )
-    if config.deterministic and config.parallel.autotune:
-        raise UserError(
-            "expected --deterministic or --autotune, received both: what Horovod tries changes the order in which "
-            "gradients are added; leave one of them out"
-        )
-    _check_output(config.output)
+    _check_conflicts(config)
+    _check_output(config)
     _check_optimizer(config)
     _check_slices(config.parallel, config.strategy_name)
-    _check_trace(config)
     check_size(config.model, config.model_depth, config.model_width)
     check_model_args(config.model, config.model_args)
     check_images(config)
-    if config.parallel.recompute and config.parallel.compile:
-        raise UserError(
-            "expected --recompute or --compile, received both: a compiler decides itself what to compute again; leave "
-            "one of them out"
-        )
     for name in ("plateau_patience", "plateau_factor"):
         if getattr(schedule, name) != getattr(ScheduleConfig, name) and schedule.lr_decay != "plateau":
             raise UserError(
@@ -78,13 +66,42 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
     check_curriculum(config.data)
 
 
-def _check_output(output: OutputConfig) -> None:
+def _check_conflicts(config: TrainConfig) -> None:
+    """Refuse pairs of flags that exclude each other."""
+    flags, schedule, output = config.parallel, config.schedule, config.output
+    both_sizes = schedule.batch_size is not None and schedule.global_batch_size is not None
+    in_trials = "Horovod's trials change the order in which gradients are added"
+    by_itself = "the gradients of slices are computed by themselves and added up as they are"
+    changed = [name for name in _NOT_WITH_SLICES if getattr(flags, name) != getattr(StrategyConfig, name)]
+    for one, other, are_given, reason in (
+        ("--batch-size (per rank)", "--global-batch-size", both_sizes, ""),
+        ("--deterministic", "--autotune", config.deterministic and flags.autotune, in_trials),
+        ("--recompute", "--compile", flags.recompute and flags.compile, "a compiler decides itself what to recompute"),
+        ("--resume", "--init-from", output.resume not in (None, "auto") and output.init_from, ""),
+        *(
+            ("--trace", f"--{name}", flags.trace and getattr(flags, name), "")
+            for name in ("compile", "elastic", "audit")
+        ),
+        *(("--slices", f"--{name.replace('_', '-')}", flags.slices is not None, by_itself) for name in changed),
+    ):
+        if are_given:
+            raise UserError(
+                f"expected {one} or {other}, received both{reason and ': ' + reason}; leave one of them out"
+            )
+
+
+_NOT_WITH_SLICES = ("compression", "op", "sync_batch_norm", "comm_hook")
+
+
+def _check_output(config: TrainConfig) -> None:
+    output = config.output
     if output.output_dir is None:
         for name, given in (
             ("--log-every", output.log_every and not (output.mlflow or output.wandb)),
             ("--tensorboard", output.tensorboard),
             ("--checkpoint-every", output.checkpoint_every),
             ("--profile", output.profile),
+            ("--trace", config.parallel.trace),
         ):
             if given:
                 raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
@@ -94,8 +111,6 @@ def _check_output(output: OutputConfig) -> None:
             )
     if output.profile_ranks and output.profile is None:
         raise UserError("--profile-ranks needs --profile, received none; give the steps, as in --profile 10:15")
-    if output.resume not in (None, "auto") and output.init_from:
-        raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
 
 
 def _check_trackers(output: OutputConfig) -> None:
@@ -145,11 +160,11 @@ def _check_optimizer(config: TrainConfig) -> None:
 
 
 def _check_slices(flags: StrategyConfig, strategy: str) -> None:
-    """Refuse flags that need --slices without it, more devices than slices, and other ways to combine gradients."""
+    """Refuse flags that need --slices without it, and more processes or devices than slices."""
     if flags.slices is None:
         if flags.audit is not None:
             raise UserError(
-                "expected --slices with --audit, which has them computed by two ranks, received none; give --slices V"
+                "expected --slices with --audit, which has two ranks compute each slice, received none; give --slices V"
             )
         if flags.bucket_size is not None and strategy in ("horovod", "fsdp"):
             raise UserError(
@@ -159,24 +174,6 @@ def _check_slices(flags: StrategyConfig, strategy: str) -> None:
         return
     for what, number in (("processes", flags.num_gpus or 1), ("devices", flags.num_devices or 1)):
         _check_as_many_slices(flags.slices, what, number)
-    for name in ("compression", "op", "sync_batch_norm", "comm_hook"):
-        value, default = getattr(flags, name), getattr(StrategyConfig, name)
-        if value != default:
-            raise UserError(
-                f"expected --slices or --{name.replace('_', '-')}, received both: the gradients of slices are computed "
-                "by themselves and added up as they are; leave one of them out"
-            )
-
-
-def _check_trace(config: TrainConfig) -> None:
-    """Refuse --trace without an output folder, or with flags under which digests would not be of single steps."""
-    if not config.parallel.trace:
-        return
-    if config.output.output_dir is None:
-        raise UserError("expected --output-dir with --trace, received none; name a folder to write to")
-    for name in ("compile", "elastic", "audit"):
-        if getattr(config.parallel, name):
-            raise UserError(f"expected --trace or --{name}, received both; leave one of them out")
 
 
 def _check_as_many_slices(slices: int, what: str, number: int) -> None:
