@@ -43,9 +43,7 @@ class Rank:
     """Flags that all ranks must have alike."""
 
 
-def locate(
-    placement: Placement, flags: Callable[[], Mapping[str, str]], environ: Mapping[str, str] = os.environ
-) -> Placement:
+def locate(placement: Placement, flags: Callable[[], Mapping[str, str]]) -> Placement:
     """Find out which ranks share a host, in a job without a launcher; all its ranks call this together.
 
     It returns `placement` with its local rank, local size and hosts; if a launcher gave these, `placement` itself.
@@ -54,10 +52,10 @@ def locate(
     """
     if placement.launcher != BY_HAND:
         return placement
-    address = master_address(placement, environ)
+    address = master_address(placement, os.environ)
     local_address = address_towards(address, _PATIENCE_SECONDS) if placement.rank else ""
-    local_rank, local_size = (environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    own = Rank(_host(), socket.gethostname(), local_address, environ[MASTER[0]], local_rank, local_size, flags())
+    local_rank, local_size = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    own = Rank(_host(), socket.gethostname(), local_address, os.environ[MASTER[0]], local_rank, local_size, flags())
     texts = meet(json.dumps(astuple(own)), placement, address, topic="hosts", seconds=_PATIENCE_SECONDS)
     return located(placement, [Rank(*json.loads(text)) for text in texts])
 
@@ -117,7 +115,7 @@ def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
 
 
 def check_same_flags(flags: Sequence[Mapping[str, str]]) -> None:
-    """Refuse ranks with different flags, which would wait for each other without end; one left out is none."""
+    """Refuse ranks with different flags, which would wait for each other without end; a missing flag counts as none."""
     if difference := first_difference(flags):
         name, rank, first, other = difference
         raise UserError(
@@ -127,7 +125,7 @@ def check_same_flags(flags: Sequence[Mapping[str, str]]) -> None:
 
 
 def first_difference(entries: Sequence[Mapping[str, str]]) -> tuple[str, int, str, str] | None:
-    """Return the name of the first entry that is not the same on all ranks, a rank, and the values of rank 0 and it."""
+    """Return the first difference between rank 0 and another rank: entry, rank, and the values of rank 0 and of it."""
     for rank, other in enumerate(entries):
         for name in {**entries[0], **other}:
             first, value = entries[0].get(name, "none"), other.get(name, "none")

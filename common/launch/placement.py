@@ -1,14 +1,15 @@
 """Rank, local rank and world size of this process, read from the environment variables of its launcher.
 
 Each launcher sets different environment variables. Only this file knows their names; all other code calls
-:func:`placement`.
+`find_placement`.
 """
 
 import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from allstep.common.base.errors import UserError, quoted
 from allstep.common.base.resources import cpu_quota, usable_cores
@@ -57,7 +58,7 @@ class _Variables:
     cross_rank: str | None = None
     cross_size: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-    meeting: tuple[str, str] | None = None
+    rendezvous: tuple[str, str] | None = None
     """Variables for address and port of the ranks' rendezvous, if the launcher gives these."""
 
 
@@ -69,9 +70,10 @@ MASTER = ("MASTER_ADDR", "MASTER_PORT")
 GLOO_STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
-def _mpi(launcher: str, prefix: str, hosts: tuple[str, ...] = ()) -> _Variables:
+def _prefixed(launcher: str, prefix: str, **others: Any) -> _Variables:
+    """Return the variables of a launcher that names all of them alike; `others` are more fields, or replace these."""
     rank, size, local_rank, local_size = (f"{prefix}_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    return _Variables(launcher, (rank, size), rank, (size,), local_rank, (local_size,), hosts=hosts)
+    return replace(_Variables(launcher, (rank, size), rank, (size,), local_rank, (local_size,)), **others)
 
 
 # The innermost launcher comes first: torchrun inside an MPI job sets its variables and leaves those of MPI in
@@ -88,39 +90,27 @@ _LAUNCHERS = (
         ("LOCAL_WORLD_SIZE",),
         "GROUP_RANK",
         ("GROUP_WORLD_SIZE",),
-        meeting=MASTER,
+        rendezvous=MASTER,
     ),
-    _Variables(
+    _prefixed(
         "horovodrun",
-        ("HOROVOD_RANK", "HOROVOD_SIZE"),
-        "HOROVOD_RANK",
-        ("HOROVOD_SIZE",),
-        "HOROVOD_LOCAL_RANK",
-        ("HOROVOD_LOCAL_SIZE",),
-        "HOROVOD_CROSS_RANK",
-        ("HOROVOD_CROSS_SIZE",),
-        ("HOROVOD_HOSTNAME",),
-        meeting=GLOO_STORE,
+        "HOROVOD",
+        cross_rank="HOROVOD_CROSS_RANK",
+        cross_size=("HOROVOD_CROSS_SIZE",),
+        hosts=("HOROVOD_HOSTNAME",),
+        rendezvous=GLOO_STORE,
     ),
-    _mpi("mpirun", "OMPI_COMM_WORLD", hosts=("PMIX_HOSTNAME",)),
-    _mpi("jsrun", "JSM_NAMESPACE"),
-    _mpi("mpirun_rsh", "MV2_COMM_WORLD"),
-    _Variables(
+    _prefixed("mpirun", "OMPI_COMM_WORLD", hosts=("PMIX_HOSTNAME",)),
+    _prefixed("jsrun", "JSM_NAMESPACE"),
+    _prefixed("mpirun_rsh", "MV2_COMM_WORLD"),
+    _prefixed(
         "mpiexec",
-        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        "PMI_RANK",
-        ("PMI_SIZE",),
-        "MPI_LOCALRANKID",
-        ("MPI_LOCALNRANKS",),
-    ),
-    _Variables(
         "PMI",
-        ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
-        "PMI_RANK",
-        ("PMI_SIZE",),
-        "PMI_LOCAL_RANK",
-        ("PMI_LOCAL_SIZE",),
+        markers=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        local_rank="MPI_LOCALRANKID",
+        local_size=("MPI_LOCALNRANKS",),
     ),
+    _prefixed("PMI", "PMI", markers=("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
     _Variables(
         "srun",
         ("SLURM_STEP_ID",),
@@ -207,8 +197,8 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
     local_rank = number(variables.local_rank, 0, local_size - 1)
     if cross_rank is None:
         cross_rank = _cross_by_slot(rank, world_size, local_rank, local_size)
-    if variables.meeting:
-        read_address(*variables.meeting, environ, remedy=remedy)
+    if variables.rendezvous:
+        read_address(*variables.rendezvous, environ, remedy=remedy)
     return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, hosts)
 
 
@@ -240,7 +230,7 @@ def _by_hand(environ: Mapping[str, str]) -> Placement:
 
 
 def _given_by_hand(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that imply other ranks, or have invalid values."""
+    """Return the names of the variables that imply other ranks, or have invalid values."""
     return [name for name, alone in _SET_BY_HAND.items() if environ.get(name, "") not in ("", alone)]
 
 
@@ -268,7 +258,7 @@ def threads_per_rank(
 
 
 def cores_per_rank(placement: Placement, environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of this rank's share of its host's cores, at least 1.
+    """Return the number of cores that are this rank's share of its host, at least 1.
 
     A launcher that binds ranks to cores has already divided them; otherwise they are divided by the ranks on the host.
     """

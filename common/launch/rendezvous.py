@@ -1,4 +1,4 @@
-"""Rendezvous of ranks that know only their number: they exchange a line of text by means of their launcher.
+"""Rendezvous of ranks that know only their number: they exchange a line of text through their launcher.
 
 Strategies that do not use Horovod need the addresses of the other ranks before they can communicate. Each launcher
 offers one way to exchange them: Horovod's key-value store under `horovodrun --gloo`, MPI under `mpirun` and
@@ -42,13 +42,13 @@ def all_gather(text: str, placement: Placement, environ: Mapping[str, str] = os.
     return _through_mpi(text, placement)
 
 
-def local_host(placement: Placement, environ: Mapping[str, str] = os.environ) -> str:
+def local_host(placement: Placement) -> str:
     """Return the name or address by which the other ranks reach this host; loopback if there is no other host."""
     if placement.local_size == placement.world_size:
         return "127.0.0.1"
     if placement.launcher == "horovodrun":
         # Other hosts may not know this host's name, but can use the address from which it reaches the launcher.
-        return address_towards(_store_address(environ), _PATIENCE_SECONDS)
+        return address_towards(_store_address(os.environ), _PATIENCE_SECONDS)
     if placement.launcher in ("srun", BY_HAND):
         assert placement.cross_rank is not None  # both give the number of this host
         return placement.hosts[placement.cross_rank]

@@ -1,4 +1,4 @@
-"""Jobs on one host: the start of ranks without a launcher, with its exit status, and the restriction to loopback.
+"""Jobs on one host: start of ranks without a launcher, exit status of the job, and the restriction to loopback.
 
 Each rank runs this same program, with its placement in the environment (`common.launch.placement` reads it).
 """
@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.placement import Placement, spawned_environment
@@ -148,9 +148,9 @@ def resolves(name: str) -> bool:
     return True
 
 
-def check_shared_memory(placement: Placement, environ: Mapping[str, str] = os.environ) -> None:
+def check_shared_memory(placement: Placement) -> None:
     """Refuse a /dev/shm without room for the buffers of Open MPI's ranks on this host, which say little without it."""
-    if placement.local_size < 2 or "OMPI_COMM_WORLD_RANK" not in environ or not os.path.isdir("/dev/shm"):
+    if placement.local_size < 2 or "OMPI_COMM_WORLD_RANK" not in os.environ or not os.path.isdir("/dev/shm"):
         return
     status = os.statvfs("/dev/shm")
     free, needed = status.f_bavail * status.f_frsize, placement.local_size * _MPI_SEGMENT_BYTES

@@ -39,12 +39,7 @@ class TFConfig:
         return json.dumps({"cluster": self.cluster, "task": {"type": self.role, "index": self.index}})
 
 
-def worker_config(addresses: Sequence[str], rank: int) -> TFConfig:
-    """Return a cluster of equal processes, for MultiWorkerMirroredStrategy."""
-    return TFConfig({"worker": tuple(addresses)}, "worker", rank)
-
-
-def of_parameter_server(addresses: Sequence[str], server: str, rank: int) -> TFConfig:
+def parameter_server_config(addresses: Sequence[str], server: str, rank: int) -> TFConfig:
     """Return a cluster for ParameterServerStrategy: rank 0 is the chief and has the parameters in `server`."""
     cluster = {"chief": (addresses[0],), "ps": (server,), "worker": tuple(addresses[1:])}
     return TFConfig(cluster, *(("worker", rank - 1) if rank else ("chief", 0)))

@@ -30,7 +30,6 @@ def check_alone(
     placement: Placement,
     *,
     chosen: bool,
-    environ: Mapping[str, str] = os.environ,
     to_train_alone: str = "give --strategy single",
 ) -> None:
     """Refuse a process that would train independently although the environment shows signs of other ranks.
@@ -39,25 +38,25 @@ def check_alone(
     shell of a Slurm allocation that is not a mistake, since no other process has been started yet. The message names
     the sign, and `to_train_alone`: how a user asks for one process in a Slurm allocation for several.
     """
-    num_processes = tf_config.num_processes(environ.get("TF_CONFIG", ""))
+    num_processes = tf_config.num_processes(os.environ.get("TF_CONFIG", ""))
     if num_processes not in (1, placement.world_size):
         raise UserError(
             f"expected TF_CONFIG with --strategy {' or '.join(tf_config.ROLES)} of TensorFlow alone, received "
             f"one of {num_processes} processes for a job of {placement.world_size}; unset it, or give one of these"
         )
     if placement.launcher is None:
-        for expected, received, remedy in _signs(environ, chosen=chosen, to_train_alone=to_train_alone):
+        for expected, received, remedy in _signs(os.environ, chosen=chosen, to_train_alone=to_train_alone):
             raise UserError(f"expected {expected}, received {received}; {remedy}")
 
 
-def default_strategy(placement: Placement, strategies: Collection[str], environ: Mapping[str, str] = os.environ) -> str:
+def default_strategy(placement: Placement, strategies: Collection[str]) -> str:
     """Return the default of `--strategy` among the framework's `strategies`.
 
     It is Horovod on several ranks, or DDP under torchrun if Horovod is not installed.
     """
     if placement.launcher == "torchrun" and "ddp" in strategies and importlib.util.find_spec("horovod") is None:
         return "ddp"
-    return "horovod" if placement.launcher or _allocated_tasks(environ) > 1 else "single"
+    return "horovod" if placement.launcher or _allocated_tasks(os.environ) > 1 else "single"
 
 
 def process_group() -> tuple[int, int] | None:

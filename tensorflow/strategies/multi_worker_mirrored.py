@@ -37,7 +37,7 @@ class MultiWorkerMirrored(DistributedStrategy):
                 texts = rendezvous.all_gather(own, self.placement)
             addresses, on_gpu = zip(*(text.split() for text in texts), strict=True)
             check_agreement(sum(map(int, on_gpu)), self.placement)
-            config = tf_config.worker_config(addresses, self.placement.rank)
+            config = tf_config.TFConfig({"worker": addresses}, "worker", self.placement.rank)
         os.environ["TF_CONFIG"] = config.to_json()
         self.rank_weight = 1 / self.placement.world_size
 

@@ -85,7 +85,7 @@ class ParameterServer(DistributedStrategy):
             host = rendezvous.local_host(self.placement)
             texts = rendezvous.all_gather(" ".join(f"{host}:{port}" for port in ports), self.placement)
         first, server = zip(*(text.split() for text in texts), strict=True)
-        config = tf_config.of_parameter_server(first, server[0], self.placement.rank)
+        config = tf_config.parameter_server_config(first, server[0], self.placement.rank)
         if config.role == "chief":
             self._start_server(config, "ps", 0)
         return config

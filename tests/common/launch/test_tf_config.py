@@ -22,14 +22,14 @@ def text(cluster: dict, role: object = "worker", index: object = 0) -> str:
 
 
 def test_written_and_read_again():
-    config = tf_config.worker_config(["10.0.0.1:5000", "10.0.0.2:5001"], rank=1)
+    config = tf_config.TFConfig({"worker": ("10.0.0.1:5000", "10.0.0.2:5001")}, "worker", 1)
     expected = {"cluster": {"worker": ["10.0.0.1:5000", "10.0.0.2:5001"]}, "task": {"type": "worker", "index": 1}}
     assert json.loads(config.to_json()) == expected
     assert tf_config.parse(config.to_json(), STRATEGY) == config
 
 
 def test_roles_of_a_parameter_server():
-    configs = [tf_config.of_parameter_server(["a:1", "b:1", "c:1"], "a:2", rank) for rank in range(3)]
+    configs = [tf_config.parameter_server_config(["a:1", "b:1", "c:1"], "a:2", rank) for rank in range(3)]
     assert [(config.role, config.index) for config in configs] == [("chief", 0), ("worker", 0), ("worker", 1)]
     assert configs[0].cluster == {"chief": ("a:1",), "ps": ("a:2",), "worker": ("b:1", "c:1")}
 
