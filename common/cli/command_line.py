@@ -1,7 +1,7 @@
 """Command line of the trainers: flags, and a YAML file of flags given by `--config`; flags win over the file.
 
-tyro makes flags and their help texts from the fields of `TrainConfig`. `flags.py` parses the words of a flag, so a
-mistake has the same error message on the command line, in the file, and in the commands of `allstep`.
+tyro makes flags and their help texts from the fields of `TrainConfig`. The types of `flag_types.py` parse the words of
+a flag, so a mistake has the same error message on the command line, in the file, and in the commands of `allstep`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
 
 
 def parse_beside(parser: Parser, argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the flags and words of a command; return them and the trainers' flags, which may stand before the words."""
+    """Parse a command's own flags and words; return them and the trainers' flags, which may come before the words."""
     defaults, own, given = {**_defaults(), "config": None}, set(flag_names(parser)), list[str]()
     words, left = list[str](), list(sys.argv[1:] if argv is None else argv)
     while left:
@@ -89,7 +89,7 @@ def parse_beside(parser: Parser, argv: Sequence[str] | None = None) -> tuple[arg
             parser.refuse(word, [*own, *map("--{}".format, defaults)])
         default = defaults[name]
         count = 0 if "=" in word or isinstance(default, bool) else 1
-        if isinstance(default, list) and count:  # as many as it has by default, or all up to the next flag
+        if isinstance(default, list) and count:  # as many values as the default has, or all up to the next flag
             count = len(default) or next((index for index, one in enumerate(left) if one.startswith("--")), len(left))
         given += [word, *left[:count]]
         del left[:count]
@@ -116,7 +116,7 @@ _DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config F
 def _registry(
     parser: Parser, strategies: Sequence[str], entries: Mapping[str, config_file.ConfigLine]
 ) -> ConstructorRegistry:
-    """Return the rules by which tyro parses words with the types of `flags.py`; the file's values are the defaults."""
+    """Return the rules by which tyro parses words with the types of `flag_types.py`; `entries` replace the defaults."""
     import tyro
     from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo, StructConstructorSpec
 

@@ -82,7 +82,7 @@ def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iter
     lines: dict[str, int] = {}
     for key_node, value in root.value:
         line = key_node.start_mark.line + 1
-        if not _is_text(key_node):
+        if not _is(key_node, "str"):
             raise UserError(f"expected flags in {quote(path)}, received {_what(key_node)} in line {line}; name one")
         entry = ConfigLine(path, line, key_node.value.replace("_", "-"), [])
         if entry.key not in names:
@@ -97,7 +97,7 @@ def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iter
         if _is(value, "null"):
             continue
         for node in value.value if _is(value, "seq") else [value]:
-            if not _is_text(node):
+            if not _is(node, "str"):
                 raise UserError(f"expected {entry} to be a value or a list of them, received {_what(node)}; see --help")
             entry.words.append(node.value)
         yield entry
@@ -109,10 +109,6 @@ def _is(node: yaml.Node, kind: str) -> bool:
 
     kinds = {"seq": yaml.SequenceNode, "map": yaml.MappingNode}
     return node.tag == f"{_YAML}{kind}" and isinstance(node, kinds.get(kind, yaml.ScalarNode))
-
-
-def _is_text(node: yaml.Node) -> bool:
-    return _is(node, "str")
 
 
 def _what(node: yaml.Node) -> str:

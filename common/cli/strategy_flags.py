@@ -44,8 +44,8 @@ def check_flags(config: TrainConfig, framework: str) -> None:
             )
 
 
-def named(placement: Placement) -> str:
-    """Return the name of what started the ranks."""
+def launcher_name(placement: Placement) -> str:
+    """Return the name of the launcher, or of the variables that stand for one, for messages."""
     return "RANK and WORLD_SIZE" if placement.launcher == BY_HAND else placement.launcher or "no launcher"
 
 
@@ -53,13 +53,13 @@ def check_one_process(name: str, placement: Placement, *, instead: str) -> None:
     """Refuse several ranks for a strategy of one process; the message recommends the strategies `instead`."""
     if placement.world_size > 1:
         raise UserError(
-            f"expected one process for --strategy {name}, received {placement.world_size} from {named(placement)}; "
-            f"they would train {placement.world_size} times independently: use --strategy {instead}, or start one "
-            "process"
+            f"expected one process for --strategy {name}, received {placement.world_size} from "
+            f"{launcher_name(placement)}; they would train {placement.world_size} times independently: use --strategy "
+            f"{instead}, or start one process"
         )
 
 
-_LIBRARY_OF_HOROVOD = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
+_COMMUNICATION_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 
 
 def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy horovod", instead: str = "") -> None:
@@ -69,7 +69,7 @@ def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy h
     """
     if placement.launcher in ("torchrun", BY_HAND):
         raise UserError(
-            f"expected horovodrun, mpirun or srun for {user}, received {named(placement)}; start it by "
+            f"expected horovodrun, mpirun or srun for {user}, received {launcher_name(placement)}; start it by "
             f"horovodrun -np {placement.world_size}{f', or give --strategy {instead}' if instead else ''}"
         )
     # Variables of srun that MPI libraries read; Cray's reads PALS_*.
@@ -78,11 +78,10 @@ def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy h
             f"expected srun --mpi=pmix for {user}, received srun that says nothing to MPI; start it by that, or by "
             f"mpirun in the allocation{f', or give --strategy {instead}' if instead else ''}"
         )
-
-    for name in _LIBRARY_OF_HOROVOD:  # Gloo has no rendezvous there
+    for name in _COMMUNICATION_VARIABLES:  # Gloo has no rendezvous there
         if placement.launcher in ("mpirun", "srun") and os.environ.get(name, "").lower() == "gloo":
             raise UserError(
-                f"expected {name} to be mpi under {named(placement)}, received gloo; unset it, or start it by "
+                f"expected {name} to be mpi under {launcher_name(placement)}, received gloo; unset it, or start it by "
                 "horovodrun --gloo"
             )
 
@@ -90,7 +89,7 @@ def check_launcher_of_horovod(placement: Placement, *, user: str = "--strategy h
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], placement: Placement) -> None:
     """Print each strategy and whether this machine can run it, for --list-strategies, on rank 0.
 
-    `availability` returns why this machine cannot run the strategy of a name, or None if it can.
+    `availability` returns why this machine cannot run the named strategy, or None if it can.
     """
     if placement.rank:
         return
@@ -108,7 +107,7 @@ FUSION_THRESHOLD_ON_CPU = 2**20
 def use_gloo_alone(placement: Placement) -> None:
     """Make Horovod communicate by Gloo in a process without a launcher, which has no MPI job to join."""
     if placement.launcher is None:
-        os.environ.update(dict.fromkeys(_LIBRARY_OF_HOROVOD, "gloo"))
+        os.environ.update(dict.fromkeys(_COMMUNICATION_VARIABLES, "gloo"))
 
 
 def configure_horovod(placement: Placement, flags: StrategyConfig, *, on_gpu: bool) -> None:
@@ -151,10 +150,6 @@ def check_horovod(placement: Placement, op: str, *, size: int, mpi_enabled: bool
         )
 
 
-# Augmentations that need the pixels on the CPU.
-_CHANGES = ("mixup", "cutmix", "random_erasing", "rand_augment")
-
-
 def check_decode(config: TrainConfig, framework: str) -> None:
     """Refuse --decode gpu if another flag, which the message names, rules out decoding on a GPU."""
     data = config.data
@@ -169,7 +164,7 @@ def check_decode(config: TrainConfig, framework: str) -> None:
         raise UserError(f"expected --dataset image-folder with --decode gpu, received {data.dataset}; leave one out")
     if config.device == "cpu":
         raise UserError("expected --device auto or cuda with --decode gpu, received cpu; leave one of them out")
-    for name in _CHANGES:
+    for name in ("mixup", "cutmix", "random_erasing", "rand_augment"):  # augmentations of pixels on the CPU
         if value := getattr(data, name):
             raise UserError(
                 f"expected --decode cpu with --{name.replace('_', '-')}, which changes images on the CPU, received gpu "

@@ -13,10 +13,8 @@ from allstep.common.catalog import user_file
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic", "text", "text-topics"]
 FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf", "text")
 """Formats of user data sets: prefixes of FORMAT:PATH."""
-TASKS = ("auto", "classification", "regression")
-VALIDATION_PARTS = ("auto", "validation", "test")
 NUMBERS = "numbers"
-"""Value of `DataConfig.task` that no flag has: floating-point targets are numbers, since --loss takes numbers."""
+"""Internal value of `DataConfig.task`: floating-point targets are numbers, because --loss takes numbers."""
 PYTHON = "python"
 """Kind of a data set that a user's function returns."""
 
@@ -74,7 +72,7 @@ class DataConfig:
     """Inputs that are numbers: subtract the mean of each field over the training samples and divide by the standard
     deviation, as scikit-learn's StandardScaler does."""
 
-    task: Annotated[str, one_of(*TASKS)] = "auto"
+    task: Annotated[str, one_of("auto", "classification", "regression")] = "auto"
     """Your own data sets: what the targets are, classification (classes: numbers, names or one-hot rows) or regression
     (numbers). auto: --loss decides, or else the targets' type and values; a line on stderr says so where they are not
     clear."""
@@ -86,7 +84,7 @@ class DataConfig:
     """Share of the samples held out for validation, chosen by --seed, if your own data set or the image-folder has no
     validation split."""
 
-    validation_part: Annotated[str, one_of(*VALIDATION_PARTS)] = "auto"
+    validation_part: Annotated[str, one_of("auto", "validation", "test")] = "auto"
     """image-folder, npz, parquet, tfrecord, webdataset, hf: part to validate on, validation or test; auto: the first
     that is there."""
 
@@ -180,7 +178,7 @@ def check_path(config: DataConfig) -> None:
     if (path := config.path) is None:
         return
     is_file = config.kind in (PYTHON, "npz", "text")
-    if path.is_file() if is_file else path.is_dir():
+    if (is_file and path.is_file()) or (not is_file and path.is_dir()):
         return
     wanted = "file" if is_file else "folder"
     received = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"

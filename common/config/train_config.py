@@ -1,8 +1,8 @@
 """Configuration of a training run: one frozen dataclass per group of flags.
 
 Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by `--config`
-(`command_line.py` reads both). The two trainers take exactly the same flags. The types from `flags.py` bound numbers;
-`validation.py` checks what depends on other flags or on the data.
+(`command_line.py` reads both). The two trainers take exactly the same flags. The types of `flag_types.py` bound
+numbers; `validation.py` checks what depends on other flags or on the data.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ DEFAULT_BATCH_SIZE = 32
 _BATCH, _GLOBAL_BATCH = whole(1, 2**20), whole(1, 2**30)
 _EPOCHS = 10**6
 # Learning rates are float32: a much larger one overflows when it is scaled.
-_RATE_MOST = 1e30
+_MAX_RATE = 1e30
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ScheduleConfig:
     global_batch_size: Annotated[int | None, _GLOBAL_BATCH] = None
     """Samples per step over all ranks. Set this to get the same training curve on any number of ranks."""
 
-    base_lr: Annotated[float, number(0, _RATE_MOST, above=True, smallest=0)] = 0.01
+    base_lr: Annotated[float, number(0, _MAX_RATE, above=True, smallest=0)] = 0.01
     """Learning rate for a global batch of 32 samples; --lr-scaling scales it to larger ones."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -73,7 +73,7 @@ class ScheduleConfig:
     lr_power: Annotated[float, number(0, 1000, above=True)] = 2.0
     """poly: exponent of the remaining fraction of the run."""
 
-    final_lr: Annotated[float, number(0, _RATE_MOST)] = 0.0
+    final_lr: Annotated[float, number(0, _MAX_RATE)] = 0.0
     """cosine, poly, linear: learning rate at the end of the run."""
 
     batch_ramp: Annotated[tuple[str, ...], ramp_step] = ()

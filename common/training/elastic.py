@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from allstep.common.base.compat import wait_without_polling
 from allstep.common.base.errors import Fault, RanksLost, UserError, note
-from allstep.common.cli.strategy_flags import named
+from allstep.common.cli.strategy_flags import launcher_name
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import GLOO_STORE, Placement
 from allstep.common.process.exit import EXIT_FAULT, is_consequence, leave, rank_name
@@ -91,13 +91,13 @@ def check(config: TrainConfig, placement: Placement, environ: Mapping[str, str] 
         if not by_horovodrun:
             raise UserError(
                 "expected an elastic job of horovodrun with --elastic --strategy horovod, received "
-                f"{named(placement)}; start it by horovodrun --min-np N --host-discovery-script FILE"
+                f"{launcher_name(placement)}; start it by horovodrun --min-np N --host-discovery-script FILE"
             )
     elif placement.launcher != "torchrun" or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         raise UserError(
             f"expected torchrun with --max-restarts for --elastic --strategy {config.strategy_name}, received "
-            f"{named(placement)}{' without it' if placement.launcher == 'torchrun' else ''}; start it by torchrun "
-            "--max-restarts 100"
+            f"{launcher_name(placement)}{' without it' if placement.launcher == 'torchrun' else ''}; start it by "
+            "torchrun --max-restarts 100"
         )
     elif config.output.output_dir is None:
         raise UserError(

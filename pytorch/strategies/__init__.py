@@ -15,7 +15,7 @@ from allstep.common.base.checkout import extra_command, setup_command
 from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.networks import max_stages
-from allstep.common.cli.strategy_flags import check_flags, check_launcher_of_horovod, check_one_process, named
+from allstep.common.cli.strategy_flags import check_flags, check_launcher_of_horovod, check_one_process, launcher_name
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.launch.unclaimed_ranks import check_alone
@@ -29,9 +29,9 @@ STRATEGIES = tuple(registry.STRATEGIES["pytorch"])
 
 
 def check(config: TrainConfig, placement: Placement) -> None:
-    """Refuse what the chosen strategy cannot do, before any rank has spent time on importing PyTorch.
+    """Refuse what the chosen strategy cannot do, before any rank spends time on importing PyTorch.
 
-    Raises UserError if the launcher does not serve the strategy, or a flag was given that it would not look at.
+    Raises UserError if the launcher cannot start the strategy, or the strategy would ignore a flag.
     """
     check_flags(config, "pytorch")
     check_variables(os.environ)
@@ -72,12 +72,12 @@ def check(config: TrainConfig, placement: Placement) -> None:
     if name == "model-parallel" and placement.launcher and flags.stages != placement.world_size:
         raise UserError(
             f"expected as many processes as --stages, {flags.stages}, received {placement.world_size} from "
-            f"{named(placement)}; start {flags.stages} or give --stages {placement.world_size}"
+            f"{launcher_name(placement)}; start {flags.stages} or give --stages {placement.world_size}"
         )
     if flags.num_gpus and placement.launcher not in (None, "allstep"):
         raise UserError(
-            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(placement)}, where every "
-            "rank is there already; leave one of them out"
+            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {launcher_name(placement)}, "
+            "which has started every rank; leave one of them out"
         )
 
 
@@ -97,7 +97,7 @@ def _check_allocator() -> None:
 
 
 def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:
-    """How many ranks this process has to start on this host; 0 where it is a rank itself."""
+    """Return the number of ranks that this process has to start on this host; 0 if it is a rank itself."""
     if placement.launcher:
         return 0
     entry = registry.STRATEGIES["pytorch"][config.strategy_name]
@@ -112,7 +112,7 @@ def create(config: TrainConfig, placement: Placement) -> Strategy:
 
 
 def availability(name: str) -> str | None:
-    """Why this machine cannot run the strategy of that name, or None where it can."""
+    """Return why this machine cannot run the strategy of that name, or None if it can."""
     if importlib.util.find_spec("torch") is None:
         return f"PyTorch is not installed: run {extra_command('pytorch')}"
     if name == "horovod":
