@@ -46,7 +46,7 @@ def layers_of(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def stands_alone(layer: torch.nn.Module, uses: Counter[int]) -> bool:
-    """Return whether `layer` has weights, all its own, that it uses itself; others are gathered with the network's."""
+    """Return whether FSDP may gather a layer by itself: only its own forward uses its weights, and it has some."""
     if isinstance(layer, (torch.nn.ParameterList, torch.nn.ParameterDict)) or is_open(layer):
         return False
     own = Counter(id(tensor) for _, tensor in layer.named_parameters(remove_duplicate=False))
@@ -54,7 +54,7 @@ def stands_alone(layer: torch.nn.Module, uses: Counter[int]) -> bool:
 
 
 def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
-    """Yield the names of what cannot be cut, what is expected in its place, and why."""
+    """Yield the name of each part that FSDP cannot cut, what it needs in its place, and the reason with advice."""
     parameters, modules, state = dict(network.named_parameters()), dict(network.named_modules()), pass_state(network)
     changed, sharing = {*state.constant_changes, *state.sample_dependent}, sharing_memory(network)
     if any(type(one).train is not torch.nn.Module.train for one in modules.values()):
@@ -63,46 +63,30 @@ def _unfit(network: torch.nn.Module) -> Iterator[tuple[str, str, str]]:
         changed |= before.changes()
         network.train()
         before.restore()
-    scripts = [name or "the network" for name, one in modules.items() if isinstance(one, torch.jit.ScriptModule)]
-    for names, expected, why in (
-        (scripts[:1], "modules of Python", ", a script, whose weights cannot be exchanged; pass the module, or give"),
-        (
-            [name for name, one in parameters.items() if one.dim() == 0],
-            "weights with an axis",
-            ", a single number; give it the shape (1,), or use",
-        ),
-        (
-            [name for name, one in parameters.items() if not one.numel()],
-            "weights with numbers",
-            ", which has none; leave it out, or give",
-        ),
-        (
-            [kept_elsewhere(network)],
-            "weights that modules alone hold",
-            ", which the network uses through a variable or a list of its own; use it through its module, or give",
-        ),
-        (
-            [name for name in parameters if name in changed],
-            "weights that the optimizer alone changes",
-            ", which the network changes by itself, when ranks have copies that are dropped; give",
-        ),
-        (
-            [f"{one} and {other}" for one, other in sharing if one in parameters or other in parameters],
-            "weights with memory of their own",
-            ", which share it, and would not once they are cut; use one of them in both places, or give",
-        ),
-        (
-            [name for name, one in modules.items() if getattr(one, "sparse", False) is True],
-            "dense gradients",
-            ", which has sparse ones; build it with sparse=False, or give",
-        ),
-        (
-            [state.hooked_weight and f"hooks of {state.hooked_weight}"],
-            "weights without hooks",
-            ", which shards replace; remove them, or give",
-        ),
-    ):
-        yield from ((name, expected, why) for name in names if name)
+    for name, one in modules.items():
+        if isinstance(one, torch.jit.ScriptModule):
+            why = ", a script, whose weights cannot be exchanged; pass the module, or give"
+            yield name or "the network", "modules of Python", why
+        if getattr(one, "sparse", False) is True:
+            yield name, "dense gradients", ", which has sparse ones; build it with sparse=False, or give"
+    for name, one in parameters.items():
+        if one.dim() == 0:
+            yield name, "weights with an axis", ", a single number; give it the shape (1,), or use"
+        if not one.numel():
+            yield name, "weights with numbers", ", which has none; leave it out, or give"
+        if name in changed:
+            why = ", which the network changes by itself, when ranks have copies that are dropped; give"
+            yield name, "weights that the optimizer alone changes", why
+    if name := kept_elsewhere(network):
+        why = ", which the network uses through a variable or a list of its own; use it through its module, or give"
+        yield name, "weights that modules alone hold", why
+    for one, other in sharing:
+        if one in parameters or other in parameters:
+            why = ", which share it, and would not once they are cut; use one of them in both places, or give"
+            yield f"{one} and {other}", "weights with memory of their own", why
+    if state.hooked_weight:
+        why = ", which shards replace; remove them, or give"
+        yield f"hooks of {state.hooked_weight}", "weights without hooks", why
 
 
 class FSDP(ProcessGroup):
@@ -121,8 +105,8 @@ class FSDP(ProcessGroup):
         names = {module: name for name, module in network.named_modules()}
         layers = {names[layer]: layer for layer in layers_of(network) if stands_alone(layer, uses)}
         for layer in layers.values():
-            self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
-            shard(layer)  # one layer after the other goes to the device, and stays in part
+            self.compiled(layer)  # one layer at a time: between two layers weights are gathered and dropped
+            shard(layer)  # moves the layer to the device, where only this rank's part stays
         shard(network)
         replace_parameters(optimizer, dict(zip(whole, network.parameters(), strict=True)))
         if isinstance(optimizer, torch.optim.SGD):  # which has no fused kernel for DTensor (torch 2.14)
@@ -151,7 +135,7 @@ class FSDP(ProcessGroup):
         return list(network.parameters()), partial(fully_shard, mesh=mesh, ignored_params=uncut)
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. Done in `wrap`, before the weights were cut."""
+        """4. Already done in `wrap`, before the weights were cut."""
 
     def overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
         return bool(self.sum_over_ranks(overflow, "overflow"))
@@ -198,7 +182,7 @@ class _Shards(Reduction):
 
 
 class _OrderedShards(Ordered):
-    """Whole gradients of slices, of whose sums each rank keeps a part."""
+    """Sums of whole gradients of slices, of which each rank keeps its part."""
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -224,14 +208,14 @@ _END = -1  # number of the layer after the last
 
 
 class SameLayers:
-    """Compares the layers of the first pass with the other ranks', and those of all others with the first one's.
+    """Checks that all passes on all ranks use the same layers: compares the first pass over ranks, and others with it.
 
-    FSDP knows a layer's weights by their turn alone: of two ranks that are at different layers, each would get a part
-    of the other's weights, which nothing else notices if both have one size.
+    FSDP matches the layers of ranks by their order alone. Two ranks at different layers would get parts of each other's
+    weights, which goes unnoticed if both have the same size.
     """
 
     def __init__(self, network: torch.nn.Module, layers: Mapping[str, torch.nn.Module], ranks: Collectives) -> None:
-        """Follow the passes of a network whose `layers` are gathered one by one; call it after `fully_shard`."""
+        """Watch the passes of a network whose `layers` are gathered one by one; call this after `fully_shard`."""
         self._names, self._ranks = [*layers], ranks
         self._parameters = dict(network.named_parameters())
         self._used, self._first = list[int](), dict[bool, list[int]]()
@@ -243,7 +227,7 @@ class SameLayers:
             network.register_forward_hook(lambda *_: self._end_forward())
 
     def end_pass(self) -> None:
-        """End a training pass, in whose backward part --recompute uses layers again.
+        """End a training pass, including its backward part, in which --recompute uses layers again.
 
         Raises UserError if this rank has not used the layers of the first pass.
         """
