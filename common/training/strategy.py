@@ -61,7 +61,7 @@ class BaseStrategy(ABC):
         return False
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The model and the optimizer are made inside it."""
+        """Return the context in which the model and the optimizer are made, by default on this rank's device."""
         return contextlib.nullcontext()
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:

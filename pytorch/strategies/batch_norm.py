@@ -1,6 +1,6 @@
-"""Batch norm over the global batch. PyTorch's and Horovod's own do it on GPUs alone; this one does it on any device.
+"""Batch norm over the global batch on any device; those of PyTorch and Horovod need GPUs.
 
-And for either kind of batch norm: samples that only fill an empty slice up leave its statistics alone.
+For all kinds of batch norm: samples that only pad an empty slice do not change the statistics.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Reduce = Callable[[torch.Tensor, str], torch.Tensor]
 
 
 def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, *, wanted: bool) -> None:
-    """Have batch norms of `network` normalise over all ranks; each stays the same object with all that belongs to it.
+    """Make batch norms of `network` normalise over all ranks, by changing their classes.
 
-    They are all if `wanted`, else those alone that a network brings as torch's SyncBatchNorm. Raises UserError if a
-    subclass of batch norm computes something of its own.
+    These are all of them if `wanted`, else only torch's SyncBatchNorm in a user's network. Raises UserError if a
+    subclass of batch norm has its own forward.
     """
     for name, module in network.named_modules():
         if isinstance(module, BatchNorm) and (wanted or isinstance(module, torch.nn.SyncBatchNorm)):
@@ -64,7 +64,7 @@ def _unknown(kind: type, name: str) -> UserError:
 
 @contextlib.contextmanager
 def uncounted(network: torch.nn.Module) -> Iterator[None]:
-    """Within it, samples pass through the batch norms of `network` in training without changing their statistics."""
+    """Keep the statistics of batch norms unchanged by the samples that pass through `network` in the block."""
     norms = [module for module in network.modules() if isinstance(module, BatchNorm) and module.training]
     _let_count(norms, False)
     try:
@@ -102,13 +102,12 @@ class GlobalBatchNorm(BatchNorm):
         values = values.to(torch.promote_types(dtype, torch.float32))
         axes = [axis for axis in range(values.dim()) if axis != 1]
         shape = [1, -1] + [1] * (values.dim() - 2)
-        local_count = values.new_full(
-            (1,), values.numel() / values.shape[1]
-        )  # made on the device: no step waits for it
-        # The mean first, the variance around it then: the sum of squares alone would lose digits.
+        # Made on the device, so that no step waits for it.
+        local_count = values.new_full((1,), values.numel() / values.shape[1])
+        # First the mean, then the variance around it: the sum of squares alone would lose digits.
         sums = self._sum(self.counts * torch.cat([values.sum(axes), local_count]), "mean")
         count = sums[-1].clamp(min=1)
-        # Where the samples of no rank count, the statistics of before keep the values in range.
+        # If no rank has samples that count, the running statistics keep the values in range.
         is_empty = sums[-1] == 0
         before = torch.zeros_like(sums[:-1]) if self.running_mean is None else self.running_mean
         mean = torch.where(is_empty, before, sums[:-1] / count)

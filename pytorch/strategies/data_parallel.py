@@ -1,4 +1,4 @@
-"""DataParallel: one process, several GPUs; each step copies the network to all and adds their gradients up on one."""
+"""DataParallel: one process, several GPUs; each step copies the network to all of them and sums gradients on one."""
 
 import torch
 

@@ -16,12 +16,11 @@ from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.process_group import ProcessGroup
 from allstep.pytorch.strategies.reduction import Reduction, all_trainable
 
-# PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
-# buckets in the first one.
+# PowerSGD carries its compression error over to the next step, so the buckets must not change: DDP rebuilds them in the
+# first step, which is therefore not compressed.
 _POWERSGD_FIRST_STEP = 2
 
-# Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; all ranks begin with
-# the same ones.
+# Before torch 2.13 this was broadcast_buffers, which also turns off DDP's initial broadcast of buffers.
 _NO_BUFFERS = known_arguments(DistributedDataParallel.__init__, forward_sync_buffers=False) or {
     "broadcast_buffers": False
 }
@@ -51,7 +50,7 @@ class _Buckets(Reduction):
         # A static graph may lack parameters, but the same ones in all steps.
         self._missing = None if is_static else [not parameter.requires_grad for parameter in self._parameters]
         self._gradients = many_gradients(self._names)
-        # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
+        # DDP also compares strides of axes of length 1, such as the channel of grey images, where they mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         self._ddp = DistributedDataParallel(
             network,
@@ -105,7 +104,7 @@ class _Buckets(Reduction):
         )
 
     def pending_tensors(self) -> Sequence[str]:
-        # DDP does not tell which bucket is under way.
+        # DDP does not tell which bucket is pending.
         return (f"the all-reduce of DDP's buckets of {self._gradients}",)
 
 

@@ -42,10 +42,9 @@ class HorovodCollectives:
 
 @dataclass(frozen=True)
 class HorovodExchange:
-    """Exchanges the gradients of slices; see `ordered_sum.Exchange`."""
+    """Exchange of the gradients of slices; see `ordered_sum.Exchange`."""
 
     keeps_order: bool
-    """See `ordered_sum.Exchange`."""
 
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         handle = hvd.alltoall_async(sent, name=f"allstep.slices.{number}")

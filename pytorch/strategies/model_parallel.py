@@ -3,8 +3,8 @@
 Every rank is a stage: a run of layers. It hands its activations on to the next stage and gets their gradients back;
 while a stage computes one micro-batch, its neighbours compute others (Narayanan et al. 2019, schedule 1F1B).
 
-Each batch is cut into equal micro-batches: the most that its size allows, up to --micro-batches, so one where the size
-is a large prime. None is filled up: what fills it would enter batch norm, which normalises each by itself.
+Each batch is cut into equal micro-batches, as many as its size allows, up to --micro-batches: a single one if the size
+is a large prime. None is padded, because batch norm normalises each micro-batch by itself and would see the padding.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class ModelParallel(ProcessGroup):
         return contextlib.nullcontext()
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
-        """Keep this stage's layers; of the others `network` keeps names and shapes only."""
+        """Keep this stage's layers; `network` keeps only names and shapes of the others."""
         assert isinstance(network, torch.nn.Sequential)
         if not keeps_buffers(PipelineStage) and (names := [name for name, _ in network.named_buffers()]):
             raise UserError(
@@ -70,10 +70,10 @@ class ModelParallel(ProcessGroup):
         return _Pipeline(stage, optimizer, self.flags, self._stage_number, self.device)
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. Done in `wrap`, before a rank had but a part."""
+        """4. Already done in `wrap`, before the network was cut."""
 
     def _cut(self, network: torch.nn.Sequential) -> tuple[int, int]:
-        """This stage's layers [begin, end): each stage has as many layers with weights as any other, or one less."""
+        """Return this stage's layers [begin, end); the numbers of layers with weights differ by at most one."""
         weighted = [index for index, layer in enumerate(network) if any(True for _ in layer.parameters())]
         first, after = rank_slice(0, len(weighted), rank=self._stage_number, world_size=self.flags.stages)
         begin = weighted[first] if first else 0
@@ -104,7 +104,7 @@ class ModelParallel(ProcessGroup):
 
 
 class _Pipeline(Reduction):
-    """A stage: it has the gradients of its own layers."""
+    """Reduction of a stage, which has the gradients of its own layers only."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Pipeline(Reduction):
         self._flags, self._stage_number, self._last, self._device = flags, stage_number, flags.stages - 1, device
 
     def train_pass(self, one_pass: TrainPass) -> ReducedPass:
-        """The pass returns the sum of losses on the last stage, 0 on the others."""
+        """Return a pass that returns the sum of losses on the last stage, 0 on the others."""
         weight = 0.0
 
         def weighted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ class _Pipeline(Reduction):
         return piped
 
     def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], Scored]:
-        """The pass returns loss and outputs on the last stage, nothing on the others."""
+        """Return a pass that returns loss and outputs on the last stage, 0 and None on the others."""
         schedule = self._schedules(one_pass.model, None)
 
         def piped(inputs: torch.Tensor, targets: torch.Tensor) -> Scored:
@@ -153,7 +153,7 @@ class _Pipeline(Reduction):
     def _schedules(
         self, model: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     ) -> Callable[[int], PipelineScheduleSingle]:
-        """A stage agrees with its neighbours on the shape of its micro-batches once: a schedule a number of samples."""
+        """Return a function that makes one schedule per number of samples, since stages fix their shapes only once."""
 
         @functools.cache
         def schedule(num_samples: int) -> PipelineScheduleSingle:
@@ -169,7 +169,7 @@ class _Pipeline(Reduction):
 
 @dataclass(frozen=True)
 class PipelineCollectives(ProcessGroupCollectives):
-    """All stages are one rank to the engine. The last one alone knows losses, and has those of all samples."""
+    """Collectives of a pipeline, which is one rank to the engine. Only the last stage has losses, of all samples."""
 
     last: int
     """Rank of the process group that is the last stage."""

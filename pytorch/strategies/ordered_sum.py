@@ -12,14 +12,11 @@ import torch
 from allstep.common.data.slices import Node, SumPlan
 
 Wait = Callable[[], torch.Tensor]
-"""Waits for what was begun, and returns it."""
+"""Waits for an operation that was started, and returns its result."""
 
 
 class Exchange(Protocol):
-    """How tensors of one axis travel between ranks.
-
-    What a method begins is known to all ranks by a number, which no other one has that is under way.
-    """
+    """Operations on vectors over all ranks. All ranks give an operation the same `number`; no pending other has it."""
 
     @property
     def keeps_order(self) -> bool:
@@ -29,21 +26,21 @@ class Exchange(Protocol):
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         """Return the elements that each rank has sent to this one, in the order of ranks.
 
-        As many elements are `sent` to each: to rank 0, rank 1, ...
+        `sent` is cut into equal parts for rank 0, rank 1, ...
         """
         ...
 
     def all_gather(self, part: torch.Tensor, number: int) -> Wait:
-        """The parts of all ranks, of one size, in the order of ranks."""
+        """Return the parts of all ranks, which have the same size, in the order of ranks."""
         ...
 
     def all_reduce(self, vector: torch.Tensor, number: int) -> Wait:
-        """The sum of one vector of each rank, in an order of its own; the vector may become it."""
+        """Return the sum of the ranks' vectors, added in any order; `vector` may be overwritten."""
         ...
 
 
 class OrderedSum(SumPlan):
-    """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
+    """Sum over the slices of all ranks, with the same bits on every rank and on any number of ranks."""
 
     num_parts = 1
     """Number of parts of the vectors; each rank receives the sum of one part."""
@@ -54,14 +51,14 @@ class OrderedSum(SumPlan):
         self._exchange = exchange
 
     def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
-        """The sum over all slices; see `begin`."""
+        """Return the sum over all slices; see `begin`."""
         return self.begin(partial, 0)()()
 
     def begin(self, partial: Mapping[Node, torch.Tensor], number: int) -> Callable[[], Wait]:
-        """Begin the sum over all slices, and return what goes on with it before the next one begins.
+        """Begin the sum over all slices; return a function that starts its second half and returns a `Wait` for it.
 
-        All ranks do that in one order; it returns what waits for the sum. `partial` is this rank's `TreeSum.partial`:
-        vectors of one size, with padding. `number` is that of `Exchange`.
+        All ranks call that function before the next sum, in the same order. `partial` is this rank's
+        `TreeSum.partial`: vectors of one size, with padding. `number` is that of `Exchange`.
         """
         if self._exchange is None:
             return lambda: lambda: partial[0, self.num_slices]
@@ -74,27 +71,27 @@ class OrderedSum(SumPlan):
             part = self._begin_local_part(exchange, partial, number)
             return lambda: exchange.all_gather(part(), number)
         wait = exchange.all_reduce(own, number)
-        # Of more ranks Horovod must not find two at a time: it would add them up as one, of a size that was not tried.
+        # On more than two ranks, Horovod must not fuse two pending sums: their joint size was not tried.
         return lambda: wait if self.world_size == 2 else _waited(wait)
 
     def _begin_local_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
         own = [partial[node] for node in self.nodes[self.rank]]
         part_size = own[0].numel() // self.world_size
-        # To each rank its part of all of this one's sums.
+        # Each rank gets its part of all of this rank's sums.
         sent = own[0] if len(own) == 1 else torch.stack([one.view(self.world_size, -1) for one in own], 1).flatten()
         received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self.nodes], number)
         return lambda: self.add_up(received().split(part_size))
 
 
 class OrderedScatter(OrderedSum):
-    """The same for ranks of which each needs a part of the sum alone: the all-gather falls away."""
+    """Sum of which each rank needs only a part, so that there is no all-gather."""
 
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         super().__init__(num_slices, rank, world_size, exchange)
         self.num_parts = world_size
 
     def begin(self, partial: Mapping[Node, torch.Tensor], number: int) -> Callable[[], Wait]:
-        """Begin this rank's part of the sum, whose parts are of one size and in the order of ranks."""
+        """Begin this rank's part of the sum; the parts have the same size and are in the order of ranks."""
         if self._exchange is None:
             return super().begin(partial, number)
         part = self._begin_local_part(self._exchange, partial, number)
@@ -102,10 +99,10 @@ class OrderedScatter(OrderedSum):
 
 
 class SumsUnderWay:
-    """Sums of several vectors, of which each begins when its vector is there and not when those before have ended.
+    """Overlapping sums of several vectors: each begins as soon as its vector is available.
 
-    All ranks begin them in one order. Before one begins, the first half of that before is waited for, and its second
-    half begins.
+    All ranks begin them in the same order. Before a sum begins, the first half of the previous sum must be complete,
+    and its second half begins.
     """
 
     def __init__(self, ordered_sum: OrderedSum) -> None:
@@ -113,12 +110,12 @@ class SumsUnderWay:
         self._go_on: Callable[[], Wait] | None = None
 
     def begin(self, partial: Mapping[Node, torch.Tensor]) -> None:
-        """Begin the next one, of this rank's `TreeSum.partial`."""
+        """Begin the next sum, of this rank's `TreeSum.partial`."""
         self._end_first_half()
         self._go_on = self._sum.begin(partial, len(self._waits))
 
     def totals(self) -> list[torch.Tensor]:
-        """Wait for all of them, of which there is one at least."""
+        """Wait for all sums, and return them; at least one was begun."""
         self._end_first_half()
         return [wait() for wait in self._waits]
 

@@ -42,11 +42,11 @@ class ProcessGroup(Strategy):
             _choose_interface(self.placement)
             rank, world_size, store = self.placement.rank, self.placement.world_size, self._store()
             check_agreement(_count_on_gpus(store, self.placement, on_gpu=self.gpu is not None), self.placement)
-            # What the engine says travels in the host's memory, by Gloo, beside gradients on GPUs.
+            # The engine's collectives use Gloo in the host's memory, next to NCCL for gradients on GPUs.
             backend, device = "gloo", None
             if self.gpu is not None:
                 backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.gpu)
-            # Told its device, NCCL connects the ranks now instead of in the first step, and by no other GPU.
+            # Given its device, NCCL connects the ranks now instead of in the first step, and uses no other GPU.
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
         atexit.register(_leave)
 
@@ -58,7 +58,7 @@ class ProcessGroup(Strategy):
         if self.placement.world_size == 1:
             return HashStore()
         host, port, listener = _meet(self.placement)
-        # A socket that is open already: no port is chosen that another process might take meanwhile.
+        # An open socket, so that no other process can take the port meanwhile.
         listener = listener.detach() if listener else None
         is_master = self.placement.rank == 0
         return TCPStore(host, port, self.placement.world_size, is_master, master_listen_fd=listener)
@@ -85,7 +85,7 @@ class ProcessGroupCollectives:
     rank: int
     world_size: int
     group: dist.ProcessGroup | None = field(default=None, kw_only=True)
-    """Another one of the same ranks, where the default one communicates between GPUs alone."""
+    """Group of the same ranks to use if the default one only communicates between GPUs."""
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         sums = torch.from_numpy(values.copy())
@@ -136,7 +136,7 @@ def _wait_for(work: dist.Work | None, result: torch.Tensor) -> Wait:
 
 
 def _count_on_gpus(store: Store, placement: Placement, *, on_gpu: bool) -> int:
-    """How many ranks have chosen a GPU: NCCL would wait for all of them."""
+    """Return how many ranks have chosen a GPU, since NCCL would wait for all of them."""
     store.add("allstep/on-gpus", int(on_gpu))
     if store.add("allstep/ranks", 1) == placement.world_size:
         store.set("allstep/all-there", "")
@@ -145,10 +145,10 @@ def _count_on_gpus(store: Store, placement: Placement, *, on_gpu: bool) -> int:
 
 
 def _leave() -> None:
-    """Leave the group once its threads are at rest.
+    """Leave the group once its threads are idle.
 
-    DDP keeps them alive to the end (Gloo, torch 2.14). One that drops its last tensor while Python is being taken
-    apart would wait for Python in vain and abort the process.
+    DDP keeps the threads of Gloo alive to the end (torch 2.14). A thread that drops its last tensor while Python shuts
+    down would wait for Python in vain and abort the process.
     """
     dist.destroy_process_group()
     time.sleep(_MOMENT_SECONDS)  # lets a thread through that waits for Python
@@ -157,7 +157,7 @@ def _leave() -> None:
 
 
 def _meet(placement: Placement) -> tuple[str, int, socket.socket | None]:
-    """Host and port of rank 0, and on rank 0 the socket that listens there."""
+    """Return host and port of rank 0, and on rank 0 the socket that listens there."""
     if placement.launcher == "allstep":
         listener = socket.socket(fileno=int(os.environ[SPAWN_LISTENER])) if placement.rank == 0 else None
         return "127.0.0.1", int(os.environ[SPAWN_PORT]), listener
@@ -172,7 +172,7 @@ def _meet(placement: Placement) -> tuple[str, int, socket.socket | None]:
 
 
 def _choose_interface(placement: Placement) -> None:
-    """Gloo takes the interface of the host's name otherwise, which may be open to a network or to none."""
+    """Set Gloo's network interface. By default it is that of the host's name, which may be public or unreachable."""
     if _on_one_host(placement):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     elif "HOROVOD_GLOO_IFACE" in os.environ:  # horovodrun has found out which one all hosts share

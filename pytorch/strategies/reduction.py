@@ -18,7 +18,7 @@ from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.ordered_sum import OrderedSum, SumsUnderWay
 
 _ALIGNMENT = 16
-"""A tensor begins at a multiple of so many elements of a vector: on a GPU its norm depends on where it lies."""
+"""Number of elements at whose multiples tensors begin in a vector: on a GPU, norms depend on the alignment."""
 FIRST_BUCKET, BUCKET = 1.0, 25.0
 """Megabytes, as in DDP. The first bucket is small so that its sum begins soon."""
 
@@ -51,7 +51,7 @@ class Reduction:
         return loss_sum
 
     def whole_weights(self) -> contextlib.AbstractContextManager:
-        """Within it the network has whole weights on every rank, as often as a rank runs it; all ranks call this."""
+        """Return a context in which every rank has whole weights, however often it runs the network; collective."""
         return contextlib.nullcontext()
 
     def pending_tensors(self) -> Sequence[str]:
@@ -92,7 +92,7 @@ class Ordered(Reduction):
         ordered_sum: OrderedSum,
         megabytes: Sequence[float],
     ) -> None:
-        """`megabytes` make a bucket full: the first one, ..., and all others.
+        """`megabytes` are the sizes of the first buckets; the last number is also that of all others.
 
         Raises UserError if a weight is complex.
         """
@@ -101,8 +101,8 @@ class Ordered(Reduction):
             raise UserError(
                 f"expected real weights for --slices, received {name}, which is complex; leave --slices out"
             )
-        # No bit may depend on how weights are cut into shards. Fused kernels for CPUs round the last elements of a
-        # tensor otherwise than those before.
+        # No bit may depend on how weights are cut into shards. Fused CPU kernels round the last elements of a tensor
+        # differently.
         without_fused_kernels(optimizer)
         with_whole_norms(optimizer)
         self.sum, self._megabytes = ordered_sum, megabytes
@@ -141,16 +141,16 @@ class Ordered(Reduction):
         loss_sum, have_gradients, *tensors = itertools.chain(*reversed(split))
         for statistics, value in zip(self.statistics, tensors, strict=False):
             statistics.copy_(value.view_as(statistics) / self._num_with_samples)
-        # Reading numbers waits for a GPU; where a slice of this rank had all gradients, there is nothing to look for.
+        # Reading numbers waits for a GPU, which is needless if one slice of this rank had all gradients.
         found = [True] * len(self._parameters) if self._saw_all else (have_gradients > 0).tolist()
         gradients = tensors[len(self.statistics) :]
         for parameter, gradient, is_there in zip(self._parameters, gradients, found, strict=True):
             parameter.grad = self.as_gradient(gradient, parameter) if is_there else None
-        # All ranks have the same sum, which counts once.
+        # All ranks have the same sum, so only rank 0 reports it.
         return loss_sum[0] if self.sum.rank == 0 else torch.zeros(())
 
     def as_gradient(self, own: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return `own`, this rank's share of a gradient in one axis, as the gradient of its `parameter`."""
+        """Return `own`, this rank's share of a gradient as a vector, as the gradient of `parameter`."""
         return own.view_as(parameter)
 
     def pending_tensors(self) -> Sequence[str]:

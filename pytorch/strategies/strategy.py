@@ -20,8 +20,8 @@ from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, brought_sync_
 from allstep.pytorch.strategies.ordered_sum import OrderedSum
 from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, Reduction
 
-# Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
-# PyTorch warns, and runs it as without --compile.
+# Compiled programs per kind of layer: one for each size of a batch or of a part of it. Beyond the limit, PyTorch warns
+# and runs the layer uncompiled.
 _MAX_PROGRAMS = 64
 
 
@@ -44,18 +44,17 @@ class Strategy(BaseStrategy):
         return self.device
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. Give every rank the weights and buffers of rank 0. The optimizer remembers nothing yet."""
+        """4. Give every rank the weights and buffers of rank 0. The optimizer has no state yet."""
         self._broadcast_bytes(network_state.as_bytes(self.reduction.eval_model))
 
     def _broadcast_bytes(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Have each rank receive tensors of bytes from rank 0."""
 
     def count_gpus(self) -> int:
-        # PyTorch counts those of a driver that is too old for it, too.
+        # PyTorch also counts GPUs whose driver is too old for it.
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """The network and the optimizer are made inside it: on this rank's device."""
         return self.device
 
     def wrap(
@@ -69,30 +68,26 @@ class Strategy(BaseStrategy):
         return super().wrap(model, optimizer)
 
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
-        """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
+        """Return `module`, with its forward compiled under --compile, and its blocks recomputed under --recompute.
 
-        With --recompute, its blocks forget what they computed.
-
-        They are inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
-        those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
-        own, which is faster than one for all.
+        It is compiled inside the wrapper that averages gradients, as PyTorch's guides recommend, and inside the
+        module's hooks: with the hooks of FSDP, `module.compile()` silently compiles nothing. Each batch size is
+        compiled separately, which is faster than one program for all.
         """
         if self.flags.recompute:
             recompute_blocks(module)
         if self.flags.compile:
             set_max_programs(_MAX_PROGRAMS)
             for layer in module.modules():
-                if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
+                if isinstance(layer, GlobalBatchNorm):  # communication cannot be compiled
                     layer.forward = torch.compiler.disable(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
             module.forward = torch.compile(module.forward, dynamic=False)
         return module
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
-        """Have the strategy's library combine gradients."""
         return Reduction(self.compiled(network), optimizer)
 
     def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
-        """Have gradients combined in one fixed order (--slices)."""
         return Ordered(self.compiled(network), optimizer, self.ordered_sum(), self.bucket_megabytes())
 
     def bucket_megabytes(self) -> Sequence[float]:
@@ -112,11 +107,11 @@ class Strategy(BaseStrategy):
     # What each rank holds of the state.
 
     def copies(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The whole of a weight on each device of this process; all ranks call it."""
+        """Return the whole weight on each device of this process; all ranks call it."""
         return [tensor]
 
     def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
-        """The same as arrays."""
+        """Return `copies` as arrays."""
         return [as_array(copy) for copy in self.copies(tensor)]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
@@ -124,7 +119,7 @@ class Strategy(BaseStrategy):
         return as_tensor(array, like)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The whole state, of which this rank holds `tensors`; nothing but on rank 0, or in an elastic job.
+        """Return the whole state, of which this rank holds `tensors`; empty on ranks above 0, but for elastic jobs.
 
         All ranks call it.
         """
@@ -139,6 +134,6 @@ class Strategy(BaseStrategy):
 def replace_parameters(
     optimizer: torch.optim.Optimizer, replacement: Mapping[torch.nn.Parameter, torch.nn.Parameter]
 ) -> None:
-    """Give an optimizer that remembers nothing yet the parameters that replace its own, and no others."""
+    """Replace the parameters of an optimizer without state by those of `replacement`, and drop all others."""
     for group in optimizer.param_groups:
         group["params"] = [replacement[parameter] for parameter in group["params"] if parameter in replacement]

@@ -27,10 +27,9 @@ def _sum(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class HorovodExchange:
-    """Exchanges the gradients of slices; see `ordered_sum.Exchange`."""
+    """Exchange of the gradients of slices; see `ordered_sum.Exchange`."""
 
     keeps_order: bool
-    """See `ordered_sum.Exchange`."""
     in_graph = True
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
