@@ -39,10 +39,10 @@ class PictureReader:
         self._reader, self._turns = Reader(size, turns=turns), turns
 
     def read(self, picture: Any) -> np.ndarray:
-        """Return the pixels of a picture, uint8 (size, size, 3).
+        """Return the pixels of a picture (a path, an image of Pillow or an array), uint8 (size, size, 3).
 
         Raises:
-            UserError: it is none, or cannot be read.
+            UserError: `picture` is not a picture, or cannot be read.
         """
         if isinstance(picture, (str, Path)):
             try:
@@ -52,21 +52,17 @@ class PictureReader:
                     f"expected an image in {picture}, received what cannot be read as one ({error}); replace it"
                 ) from None
         if hasattr(picture, "convert"):
+            from PIL import ImageOps
+
             if (file := getattr(picture, "filename", "")) and getattr(picture, "tile", None):
-                return self.read(file)  # not loaded yet, so it is as in its file, which is read as in training
-            return self._resized(_pixels_of(picture, turns=self._turns))
+                return self.read(file)  # Pillow has not decoded it yet, so decode it as training does
+            _check_depth(picture)
+            return self._resized(in_rgb(ImageOps.exif_transpose(picture) if self._turns else picture))
         return self._resized(_as_rgb(np.asarray(picture)))
 
     def _resized(self, pixels: np.ndarray) -> np.ndarray:
         height, width, _ = pixels.shape
         return np.array(self._reader.resample(pixels, centre_box(width, height)))
-
-
-def _pixels_of(image: Any, *, turns: bool) -> np.ndarray:
-    from PIL import ImageOps
-
-    _check_depth(image)
-    return in_rgb(ImageOps.exif_transpose(image) if turns else image)
 
 
 def _check_depth(image: Any) -> None:
@@ -131,7 +127,7 @@ def load(
 
 
 def build(trained: Trained, framework: str, device: str, model: Any, *, ema: bool) -> tuple[Any, Progress]:
-    """Return a framework's network with the weights of a run, and how far it was trained with these.
+    """Return a framework's network with the weights of a run, and the progress of the run at these weights.
 
     Raises UserError as `load` does.
     """
@@ -139,11 +135,10 @@ def build(trained: Trained, framework: str, device: str, model: Any, *, ema: boo
     name = _network(description.model, model)
     check_model(name, framework)
     size = {f"model_{key}": value for key, value in description.model_size.items() if key in ("depth", "width")}
-    config = dataclasses.replace(TrainConfig(), model=name, model_args=description.model_args, **size)
-    config = dataclasses.replace(config, device=device)
+    config = dataclasses.replace(TrainConfig(), model=name, model_args=description.model_args, device=device, **size)
     with lean_import():
         module = importlib.import_module(f"allstep.{framework}.loaded")
-    own = None if model is None or isinstance(model, str) else model
+    own = None if isinstance(model, str) else model
     network = module.LoadedNetwork(config, description.dataset(), own)
     state = trained.weights(network.shapes(), averaged=ema)
     network.load(state.arrays)
@@ -229,11 +224,11 @@ class Loaded:
         return rows[0] if is_one else rows
 
     def samples(self, images: Any) -> tuple[np.ndarray, bool]:
-        """Return samples before normalisation, and whether they are of one picture alone."""
+        """Return samples (n, ...) before normalisation, and whether a single one was given without a list."""
         images = [self._plain(one) for one in images] if isinstance(images, (list, tuple)) else self._plain(images)
         is_one = _is_picture(images)
         if (isinstance(images, (list, tuple)) and not images) or getattr(images, "size", 1) == 0:
-            raise UserError("expected a sample at least, received none; give a picture, or a list of some")
+            raise UserError("expected at least one sample, received none; give a picture, or a list of some")
         if self._reader:
             is_one = is_one or (isinstance(images, np.ndarray) and images.ndim < 4)
             pictures: Any = [images] if is_one else images

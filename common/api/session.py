@@ -36,7 +36,7 @@ class BaseSession:
     _session: Callable[..., TrainingRun | None]
     """Builds a session of configuration, placement, hooks and parts."""
     _flags_of: Callable[[Any], dict[str, Any]]
-    """Returns the flags that tell what a given optimizer does, as far as the run looks at them."""
+    """Returns the flags that describe a given optimizer, as far as the run uses them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class BaseSession:
         hooks: Sequence[Hook] = (),
         **flags: Any,
     ) -> None:
-        """Keep what is trained, and how.
+        """Keep the model, the data and the flags; `fit` checks them.
 
         Args:
             model: the network, or a function of the shape of a sample and the number of classes that builds it.
@@ -63,15 +63,15 @@ class BaseSession:
             flags: of the trainers, as keywords: epochs=5, strategy="ddp", base_lr=0.1, output_dir="runs/a", ...
 
         Raises:
-            UserError: a flag, the data or the optimizer is not what it should be; alone, from `fit` at the latest.
+            UserError: a flag, the data or the optimizer is wrong; `fit` raises it at the latest.
         """
         self._model, self._optimizer, self._hooks = model, optimizer, hooks
         self._samples, self._flags = (train, validation), flags
 
     def fit(self) -> list[dict[str, Any]]:
-        """Train, and return what each epoch has come to; every rank has the same.
+        """Train, and return the fields of the event `epoch` of each epoch, the same on every rank.
 
-        A single process raises what goes wrong. One of several ranks reports it and ends, so that the job ends.
+        A single process raises errors. One of several ranks reports its error and exits, so that the job ends.
 
         Raises:
             UserError: the input is wrong.
@@ -84,11 +84,11 @@ class BaseSession:
         flags = {**({"optimizer": self._optimizer} if own is None else self._flags_of(own)), **self._flags}
         if callable(own) and "base_lr" not in flags:
             raise UserError("a function that builds the optimizer needs base_lr, the first learning rate; give it")
-        if own is not None and (without_effect := [name for name in _OF_OPTIMIZERS if name in self._flags]):
+        if own is not None and (without_effect := [name for name in _OPTIMIZER_FLAGS if name in self._flags]):
             raise UserError(f"{without_effect[0]} has no effect on an optimizer that is given; set it there")
-        check(elastic=flags.get("elastic", False))  # before `start` tells how an elastic job is started
+        _refuse_elastic(flags.get("elastic", False))  # before `start` tells how an elastic job is started
         config, placement = start(self._strategies, as_words(flags))
-        check(elastic=config.parallel.elastic)  # of a file of flags
+        _refuse_elastic(config.parallel.elastic)  # a file of flags may ask for it
         training = type(self)._session(config, placement, self._hooks, Parts(self._dataset(config), self._model, own))
         return train(training) if training else []
 
@@ -110,12 +110,12 @@ class BaseSession:
 
 
 TRIED = ("amsgrad", "centered", "capturable", "differentiable")
-"""Options with which an optimizer remembers more than its canonical slots, or may be unable to step."""
-_OF_OPTIMIZERS = ("momentum", "weight_decay", "grad_averaging")
+"""Options with which an optimizer keeps more state than its canonical slots, or may be unable to step."""
+_OPTIMIZER_FLAGS = ("momentum", "weight_decay", "grad_averaging")
 
 
 def flags_of_optimizer(kind: str, rates: Sequence[float], option: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the flags that tell what an optimizer does, as far as the run looks at them.
+    """Return the flags that describe an optimizer, as far as the run uses them.
 
     Args:
         kind: its name in `--optimizer`, or OWN_OPTIMIZER.
@@ -141,8 +141,8 @@ class History(Reporter):
             self.epochs.append(fields)
 
 
-def check(*, elastic: bool) -> None:
-    """Refuse flags that a program cannot use: an elastic job."""
+def _refuse_elastic(elastic: bool) -> None:
+    """Refuse an elastic job, whose ranks would have to run the user's program again."""
     if elastic:
         raise UserError(
             "expected a job of a fixed number of ranks for a Session, received elastic=True; leave it out, or use "

@@ -27,9 +27,10 @@ class Parts:
     """Function that changes or refuses the data set, once it is open."""
 
     def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
-        """Return the program's optimizer, or what `build` returns for the one that --optimizer names.
+        """Return the program's optimizer, or the result of `build` if --optimizer names one; `name` is its value.
 
-        Raises UserError if the flag stands for one of a program, which has none, or if its function needs arguments.
+        Raises UserError if the flag stands for a program's optimizer and there is none, or if the program's function
+        needs arguments.
         """
         if self.optimizer is None and name == OWN_OPTIMIZER:
             raise UserError(f"--optimizer {name} needs a Session that is given an optimizer; name another one")
@@ -44,7 +45,7 @@ class Parts:
 
 
 def check_kind(optimizer: Any, kind: type) -> None:
-    """Raise UserError if what a program gives as its optimizer is none of the framework's class `kind`."""
+    """Raise UserError if a program's optimizer is not an instance of `kind`, the framework's base class."""
     if not isinstance(optimizer, kind):
         framework, received = kind.__module__.partition(".")[0], type(optimizer).__name__
         raise UserError(f"expected a name of --optimizer or an optimizer of {framework}, received {received}; give one")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-_LONGEST_SHOWN = 200
+_LONGEST_SHOWN, _MAX_QUOTED = 200, 60
 
 
 class UserError(Exception):
@@ -91,6 +91,3 @@ def quoted(text: str | None) -> str:
     if text is None:
         return "nothing"
     return ascii(text) if len(text) <= _MAX_QUOTED else f"{ascii(text[:_MAX_QUOTED])}... ({len(text)} characters)"
-
-
-_MAX_QUOTED = 60

@@ -25,7 +25,7 @@ _SMALLEST = 1e-30
 _NUMBER = re.compile(
     r"[+-]?(([0-9]{1,1000}\.?[0-9]{0,1000}|\.[0-9]{1,1000})([eE][+-]?[0-9]{1,9})?|inf(inity)?)", re.ASCII
 )
-"""Numbers as the shell, JSON and C write them: whole and other ones have no `_`, no blanks and no digits but 0 to 9."""
+"""Numbers as the shell, JSON and C write them: without the `_`, blanks and non-ASCII digits that Python allows."""
 MAX_COUNT = 10**9
 """Limit of plain counts, large enough to mean "never" or "all"."""
 MAX_ROUNDS = 1000
@@ -166,11 +166,11 @@ def flag_name(word: str) -> str | None:
 
 
 def flag_value(words: Sequence[str], name: str) -> str | None:
-    """Return the (first) value of a flag of that name, which wins if it is given last; None if it is not given."""
-    for place in reversed(range(len(words))):
-        if flag_name(words[place]) == name:
-            _, equals, value = words[place].partition("=")
-            return value if equals else next(iter(words[place + 1 :]), None)
+    """Return the first value of the last flag of that name, which overrides earlier ones; None if it is not given."""
+    for index in reversed(range(len(words))):
+        if flag_name(words[index]) == name:
+            _, equals, value = words[index].partition("=")
+            return value if equals else next(iter(words[index + 1 :]), None)
     return None
 
 

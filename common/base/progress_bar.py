@@ -21,13 +21,10 @@ _BAR_WIDTH = 20
 
 
 class ProgressBar:
-    """The parts of a command's work, of which some are done.
-
-    Within a `with` block, a terminal shows the bar.
-    """
+    """Progress of a command through the parts of its work; a terminal shows it as a bar in a `with` block."""
 
     def __init__(self, total: float, *, done: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the number of parts, and of those that an earlier call has done."""
+        """`total` is the number of parts, `done` the number that an earlier call has done."""
         self.total, self.done = total, done
         self._clock = clock
         self._began = self._moment = clock()
@@ -48,12 +45,12 @@ class ProgressBar:
         self.close()
 
     def close(self) -> None:
-        """Take the bar from the terminal."""
+        """Remove the bar from the terminal."""
         if self._bar:
             self._bar.stop()
 
     def begin(self, what: str, *, in_log: bool = True) -> None:
-        """Tell what is under way: next to the bar or, with `in_log`, in a line with the time left."""
+        """Show what is being done: next to the bar or, with `in_log`, in a line with the time left."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], description=what)
         elif in_log:
@@ -76,7 +73,7 @@ class ProgressBar:
         print_line(f"{line} ({left})" if left else line, file)
 
     def time_left(self) -> str:
-        """Return the time left in words, judged by the parts done so far; empty if that is unknown, or all is done."""
+        """Return the estimated time left in words; empty if it is unknown, or all is done."""
         if not self._first < self.done < self.total:
             return ""
         seconds = (self._moment - self._began) * (self.total - self.done) / (self.done - self._first)
@@ -84,7 +81,7 @@ class ProgressBar:
 
 
 def in_words(seconds: float) -> str:
-    """Return a time that is left, as exact as such a forecast can be."""
+    """Return the time left in words, rounded to the accuracy of such an estimate."""
     if seconds < 45:
         return "less than a minute left"
     minutes = round(seconds / 60)

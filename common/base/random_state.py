@@ -11,7 +11,7 @@ import numpy as np
 
 
 def state_of(generator: Any) -> str | None:
-    """Return the state of a generator in words; None for anything else."""
+    """Return the state of a generator as text; None for any other object."""
     if isinstance(generator, np.random.Generator):
         return repr(generator.bit_generator.state)
     if isinstance(generator, random.Random):
@@ -23,8 +23,7 @@ def state_of(generator: Any) -> str | None:
 
 @contextlib.contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Within it, the generators of Python, NumPy and PyTorch draw what follows from `numbers`; before and after it,
-    they draw what they would draw without it."""
+    """Seed the generators of Python, NumPy and PyTorch by `numbers` in the block, and restore their states after it."""
     seed = int.from_bytes(hashlib.sha256(f"sample {numbers}".encode()).digest()[:4], "little")
     with _put_back():
         random.seed(seed)
@@ -36,8 +35,7 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawing_again(began: tuple[Any, Any, Any]) -> Iterator[None]:
-    """Within it, those generators draw what they drew since `began`, their `states()` then; after it, what they would
-    draw without it."""
+    """Set the generators to the earlier `states()` `began` in the block, and restore their states after it."""
     with _put_back():
         _put(began)
         yield
@@ -53,7 +51,7 @@ def _put_back() -> Iterator[None]:
 
 
 def draws() -> tuple[object, ...]:
-    """Return what differs once a number was drawn."""
+    """Return a value that changes when any of the generators draws a number."""
     python, numpy, torch = states()
     return python, numpy[1].tobytes(), numpy[2:], None if torch is None else torch.numpy().tobytes()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 _KEPT_BYTES = 512 * 2**20
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def keep_freed_memory() -> None:
@@ -46,11 +47,8 @@ def available_memory() -> int:
     return min([left, *left_in_control_groups(_CONTROL_GROUPS, own[1] if own else "")])
 
 
-_CONTROL_GROUPS = Path("/sys/fs/cgroup")
-
-
 def left_in_control_groups(root: Path, group: str) -> Iterator[int]:
-    """Yield the bytes that are left of each limit on `group`: its limit and those of its parent groups."""
+    """Yield the bytes left of each limit on `group`: its own limit and those of its parent groups."""
     for directory in (root / group, *(root / group).parents):
         with contextlib.suppress(OSError, ValueError):  # the group has no limit, or the limit is the word "max"
             maximum = int((directory / "memory.max").read_text())
@@ -62,15 +60,15 @@ def left_in_control_groups(root: Path, group: str) -> Iterator[int]:
 
 
 def usable_cores() -> int:
-    """Return the number of cores for whose threads there is time, at least 1.
+    """Return the number of cores that this process can keep busy, at least 1.
 
-    These are the cores of its affinity, or fewer if its control group has a quota of their time.
+    These are the cores of its affinity, or fewer if its control group has a quota of CPU time.
     """
     cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+def cpu_quota(root: Path = _CONTROL_GROUPS, membership: Path = Path("/proc/self/cgroup")) -> float | None:
     """Return the smallest quota of this process's control groups, version 1 or 2, in cores; None without any.
 
     `root` is where control groups are mounted, `membership` the file that tells the groups of this process; in a
@@ -90,7 +88,7 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/pro
 
 
 def _quota(group: Path) -> float | None:
-    """Return the quota of a control group in cores: microseconds of each period."""
+    """Return the quota of a control group in cores, its share of each period; None without a quota."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with contextlib.suppress(OSError):
             text = " ".join((group / name).read_text() for name in names)

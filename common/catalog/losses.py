@@ -126,7 +126,7 @@ def top_k(word: str) -> int | None:
 
 
 def entry_of(word: str) -> MetricEntry:
-    """Return what is known of a metric; a user's own fits every task."""
+    """Return the properties of a metric; one of a user fits every task."""
     if user_file.parse(word):
         return MetricEntry((*_CLASSES, "regression"))
     return METRICS.get(word, MetricEntry())
@@ -151,9 +151,9 @@ def metrics_of(config: TrainConfig, dataset: Dataset) -> tuple[str, ...]:
 
 
 def are_of_scores(config: TrainConfig, dataset: Dataset) -> bool:
-    """Return whether three numbers of each token are all that the metrics need of the outputs (see `Scores`).
+    """Return whether the metrics need only three numbers for each token instead of all outputs (see `Scores`).
 
-    A vocabulary may be so large that copying all outputs from a GPU takes longer than to compute them.
+    With a large vocabulary, copying all outputs from a GPU would take longer than computing them.
     """
     return dataset.task == "next-token" and not any(map(user_file.parse, metrics_of(config, dataset)))
 

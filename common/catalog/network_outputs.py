@@ -1,4 +1,4 @@
-"""Outputs of other people's networks: their logits among other things, and the shapes that a data set needs."""
+"""Outputs of networks of users and libraries: the logits among them, and the shape that a data set needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
-    """Return the logits of a network that returns more: those of that name, or the only tensor (n, `shape`).
+    """Return the logits among a network's outputs: those of that name, or the only tensor of shape (n, *shape).
 
-    All is returned where these are not known, or it is one tensor; one number for each sample gets an axis of its own.
+    Outputs without recognisable logits are returned unchanged, and so is a single tensor, but (n,) becomes (n, 1) if
+    `shape` is (1,).
     """
     if hasattr(outputs, "shape"):
         return outputs[:, None] if shape == (1,) and len(outputs.shape) == 1 else outputs
@@ -28,9 +29,9 @@ def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
 
 
 def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
-    """Refuse a network whose outputs for two samples, `received`, are no array, or one of the wrong shape.
+    """Refuse a network whose outputs for two samples, `received`, are not an array, or have the wrong shape or type.
 
-    A network may know more tokens than occur in the data set: vocabularies are larger, and filled up to round numbers.
+    A network may know more tokens than occur in the data set, since vocabularies are often rounded up.
     """
     shape = tuple(received.shape) if hasattr(received, "shape") else None
     expected = (2, *dataset.output_shape)
@@ -59,6 +60,5 @@ def no_gradient() -> UserError:
     )
 
 
-def _of_samples(shape: object) -> str:
-    assert isinstance(shape, tuple)
+def _of_samples(shape: tuple[int, ...]) -> str:
     return f"(n, {', '.join(map(str, shape[1:]))})" if len(shape) > 1 and shape[0] == 2 else f"of shape {shape}"

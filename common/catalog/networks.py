@@ -93,10 +93,7 @@ def model_name(word: str) -> str:
 
 
 def check_model(model: str, framework: str) -> None:
-    """Refuse a network of the other framework's libraries, and one in a file that does not exist.
-
-    The message tells where the network would be.
-    """
+    """Refuse a network of the other framework's libraries, naming its trainer, or one in a file that does not exist."""
     library = model.partition(":")[0]
     if model not in MODELS and LIBRARIES.get(library, framework) != framework:
         raise UserError(
@@ -173,7 +170,7 @@ def check_inputs(model: str, dataset: Dataset) -> None:
 
 
 def check_image_size(model: str, height: int, width: int) -> None:
-    """Refuse images that are too small for the network, or cannot be cut into its patches, and tell which would fit."""
+    """Refuse images that are too small for the network, or cannot be cut into its patches; say which sizes fit."""
     if model not in MODELS:  # the layers of other networks raise the error
         return
     entry = MODELS[model]
@@ -260,9 +257,9 @@ def check_model_args(model: str, words: Sequence[str]) -> None:
 def network_of_user(
     model: str, framework: str, dataset: Dataset, own: Any, options: Mapping[str, Any], *, kind: type
 ) -> object:
-    """Return the network that a program passes, or that a file has or builds.
+    """Return the network that a program passes, or that a file holds or builds.
 
-    Raises UserError if the function fails, or there are arguments for a network that is built already.
+    Raises UserError if the function fails, or there are arguments for a network that is already built.
 
     Args:
         own: the program's network, or a function that builds it.

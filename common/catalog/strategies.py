@@ -27,7 +27,7 @@ class StrategyEntry:
     launcher: str | None = None
     """Usual launcher of its ranks on one host; None if the strategy starts its ranks or takes its devices itself."""
     num_ranks_flag: str | None = None
-    """Flag for the number of ranks that the strategy starts, or of devices that it takes, itself."""
+    """Flag for the number of ranks that the strategy itself starts, or of devices that it takes."""
     spawns: bool = False
     """Whether a process without a launcher starts the number of ranks given by that flag."""
     min_ranks: int = 1
@@ -55,6 +55,7 @@ _COMMON = ("compile", "recompute", "accumulate_steps", "slices", "audit")
 _HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline", "elastic", "commit_every")
 _BUCKETS = ("bucket_size", "static_graph", "find_unused_parameters", "gradient_as_bucket_view")
 _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", *_BUCKETS)
+_SINGLE = StrategyEntry("single", "Single", (*_COMMON, "trace"), max_ranks=1, one_process=True, measures_noise=True)
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
@@ -91,17 +92,13 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             one_worker=True,
             why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry(
-            "single", "Single", (*_COMMON, "trace"), max_ranks=1, one_process=True, measures_noise=True
-        ),
+        "single": _SINGLE,
     },
     "tensorflow": {
         "horovod": StrategyEntry(
             "horovod", "Horovod", (*_HOROVOD, "trace"), "horovodrun", measures_noise=True, polls=True
         ),
-        "single": StrategyEntry(
-            "single", "Single", (*_COMMON, "trace"), max_ranks=1, one_process=True, measures_noise=True
-        ),
+        "single": _SINGLE,
         "mirrored": StrategyEntry(
             "distribute",
             "Mirrored",
@@ -143,7 +140,7 @@ TITLES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
 def create(framework: str, config: TrainConfig, placement: Placement, **options: Any) -> Any:
-    """Return the configured strategy, made with `options` besides; its libraries are imported now and no earlier."""
+    """Import the configured strategy and return it; `options` are further arguments of its class."""
     entry = STRATEGIES[framework][config.strategy_name]
     module = importlib.import_module(f"allstep.{framework}.strategies.{entry.module}")
     return getattr(module, entry.class_name)(placement, config.parallel, device=config.device, **options)

@@ -1,7 +1,7 @@
 """Functions in a file of the user, such as `--dataset FILE.py:load`, which every rank imports once.
 
 Such a file is arbitrary code. So only a flag can name one, never a checkpoint, a folder of data or another run's output
-directory (see `trusted`), and rank 0 prints a line when it is imported.
+directory (see `trusted`), and rank 0 prints a line when it imports the file.
 """
 
 import contextlib
@@ -56,9 +56,8 @@ def pass_loss(function: Callable[..., Any]) -> str:
 def loss_for(framework: str, word: str) -> Callable[..., Any] | None:
     """Return the loss of a file or a program that --loss names; None if it is a name of the suite.
 
-    Of a class of losses, such as torch's modules, this is an object, which is built without arguments.
-
-    Raises UserError if there is none, and as `import_for` and `call` do.
+    A class of losses, such as one of torch's modules, is called without arguments to build one. Raises UserError if
+    there is no such loss, and as `import_for` and `call` do.
     """
     if word == PROGRAM:
         if not _losses:
@@ -103,8 +102,8 @@ def call_often(
 ) -> Any:
     """Call the user's function and return its result.
 
-    `expected` is what the call should do, for the message; by default that the function returns. Raises UserError with
-    the line if the function raises an exception.
+    `expected` says in the message what the call should do, by default to return. Raises UserError, with the line of the
+    user's code, if the function raises an exception.
     """
     try:
         return function(*arguments, **options)
@@ -132,7 +131,7 @@ def _imported(path: Path, flag: str) -> ModuleType:
     return call_often(run_file, path, flag=flag, expected=f"{path} to be imported")
 
 
-_OTHERS = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")
+_OUR_FILES = re.compile(rf"^<frozen|^{re.escape(str(Path(__file__).parent))}")
 """Files whose lines do not help a user."""
 
 
@@ -150,7 +149,7 @@ def _lines_of_user(error: BaseException) -> Iterator[str]:
     """Yield the lines of user code in the error's stack: neither a library's nor ours."""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-        if not _OTHERS.search(file) and not is_installed(file) and not module.startswith("allstep."):
+        if not _OUR_FILES.search(file) and not is_installed(file) and not module.startswith("allstep."):
             yield f" in line {number} of {file}"
 
 
@@ -161,10 +160,10 @@ def check(word: str, flag: str) -> None:
 
 
 def trusted(word: object, named: Sequence[str]) -> str | None:
-    """Return `word`, found in what a run left behind, if it names no code; else the user's own word for that code.
+    """Return `word`, a flag's value in the files of a run, if it names no code; else the user's own word for that code.
 
-    `named` is what the user has named on the command line; a file that lies elsewhere now has the same name. The result
-    is None for code that the user has not named, which must not be imported.
+    `named` are the words on the command line; a file that was moved is found by its name. The result is None for code
+    that the user has not named, which must not be imported.
     """
     if not (code := parse(str(word))):
         return str(word)

@@ -52,10 +52,10 @@ def run_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:
-    """Run a block that calls code of a file: its folder is first, the program has no arguments but the file, and only
-    its children end at once.
+    """Run a block that calls the code of a file: its folder is first on the path, `sys.argv` has only the file, and
+    `os._exit` raises SystemExit in this process, so that it ends only children at once.
 
-    Raises UserError if the code closes descriptors of others, without which ranks wait for each other.
+    Raises UserError if the code closes file descriptors that it did not open, which leaves other ranks waiting.
     """
     arguments, process, end = sys.argv[:], os.getpid(), os._exit
 
@@ -88,7 +88,7 @@ def _is_open(descriptor: int, opened: os.stat_result) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a file is of an installed package, also of another environment."""
+    """Return whether a file belongs to an installed package, of this environment or another."""
     return any(folder in file for folder in _PACKAGES)
 
 
@@ -165,7 +165,7 @@ def _import_for_user(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    """Import like Python, for code in the folder of a user's file with this folder first."""
+    """Import like Python, but look first in the folder of the user's file that the importing code belongs to."""
     variables = globals or {}
     top = _top(variables.get("__package__") or "" if level else name)
     file = variables.get("__file__")
@@ -187,7 +187,7 @@ def _names_in(folder: Path) -> set[str]:
 
 
 def _loaded(tops: Collection[str]) -> dict[str, ModuleType]:
-    """Return the imported modules with these names, and those in them."""
+    """Return the imported modules and packages with these names, and all modules in them."""
     return {name: module for name, module in list(sys.modules.items()) if _top(name) in tops and module is not None}
 
 

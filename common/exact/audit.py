@@ -57,7 +57,7 @@ def audit(
     owners = np.array([owner for owner in range(world_size) for _ in local_slices(owner, world_size, num_slices)])
 
     def answers(*found: Mapping[int, int], first: int) -> np.ndarray:
-        """Gather the digests of each slice: a row by the rank `first` ranks after its owner, then one by each next."""
+        """Gather digests (rows, slices): row i is by the rank that comes `first` + i ranks after a slice's owner."""
         rows = np.zeros((len(found), num_slices), np.int64)
         for row, own in zip(rows, found, strict=True):
             row[list(own)] = list(own.values())
@@ -85,7 +85,7 @@ def audit(
 
 
 def _verdict(number: int, opinions: list[int], owner: int, world_size: int) -> str:
-    """Describe which rank computed a slice wrongly; `opinions` are digests by its owner and by the ranks after it."""
+    """Describe which rank computed a slice wrongly; `opinions` are the digests of its owner and of the next ranks."""
     if world_size == 1:
         return f"rank 0 computed slice {number} twice, with different bits"
     ranks = [(owner + distance) % world_size for distance in range(len(opinions))]

@@ -1,4 +1,4 @@
-"""Threads, versions and processor, on which the bits of a run with --slices depend in addition to its flags."""
+"""Threads, versions and processor: what the bits of a run with --slices depend on besides its flags."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ def describe(config: TrainConfig, versions: Mapping[str, str]) -> dict[str, str]
 
 
 def check_threads(config: TrainConfig, saved: Mapping[str, str]) -> None:
-    """Refuse to resume with a different number of threads, which the user can set to the earlier one.
+    """Refuse to resume with a different number of threads, since the user can set the earlier one.
 
     `saved` is the result of `describe` in the run that wrote the checkpoint.
     """

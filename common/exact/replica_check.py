@@ -16,7 +16,7 @@ from allstep.common.base.errors import Fault
 DROP_IN_CHECK = "check_replicas"
 """Start of the names of the collectives by which the drop-in for Keras compares ranks; none reduces results."""
 OUT_OF_STEP = "expected the same weights and optimizer state on all ranks"
-"""Start of the error of that drop-in, before the moment of the comparison."""
+"""Start of the error message of that drop-in; the moment of the comparison follows."""
 
 
 def digest(array: np.ndarray) -> int:

@@ -4,8 +4,8 @@ Each rank has two files in the folder `trace` of the output directory: `rank-N.j
 machine, and `rank-N.digests` is a ring buffer with a row per step. The ring is mapped into memory, so it has every step
 that ended before the process was killed. `allstep bisect` compares the traces of two runs.
 
-Digests of arrays in GPU memory are computed on the GPU, and differ from those of `digest.py`. A digest of 0 means "not
-recorded".
+Digests of arrays in GPU memory are computed on the GPU, and differ from those of `replica_check.digest`. A digest of 0
+means "not recorded".
 """
 
 import json
@@ -99,7 +99,7 @@ class Recorder:
         with output_dir_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             size = header.num_rows * row_type.itemsize
-            if not _goes_on(header_file, digests, header, size):
+            if not _can_continue(header_file, digests, header, size):
                 digests.unlink(missing_ok=True)
             write_whole(header_file, json.dumps(to_json(header)))
             with open(digests, "ab", opener=regular) as stream:
@@ -123,11 +123,11 @@ class Recorder:
 
     def write(self, row: np.ndarray) -> None:
         """Write a row to the ring, over the oldest one if the ring is full."""
-        placement = self._ring[int(row["step"]) % len(self._ring)]
-        placement["step"] = 0  # a row that is half written when the process is killed does not count
+        slot = self._ring[int(row["step"]) % len(self._ring)]
+        slot["step"] = 0  # a row that is half written when the process is killed does not count
         for name in (self.header.row_type.names or ())[1:]:
-            placement[name] = row[name]
-        placement["step"] = row["step"]
+            slot[name] = row[name]
+        slot["step"] = row["step"]
 
 
 OpenRecorder = Callable[[Sequence[str], Sequence[str]], Recorder]
@@ -139,7 +139,7 @@ def _files(folder: Path, rank: int) -> tuple[Path, Path]:
     return folder / f"rank-{rank}.json", folder / f"rank-{rank}.digests"
 
 
-def _goes_on(header_file: Path, digests: Path, header: Header, size: int) -> bool:
+def _can_continue(header_file: Path, digests: Path, header: Header, size: int) -> bool:
     """Return whether the files hold rows that this run can continue: with the same columns and number of ranks."""
     if not (header_file.exists() and digests.exists() and digests.stat().st_size == size):
         return False
@@ -179,7 +179,7 @@ def read(output_dir: Path) -> Trace:
     first = _read_header(_files(folder, 0)[0])
     headers = [first, *(_read_header(_files(folder, rank)[0]) for rank in range(1, first.world_size))]
     for rank, header in enumerate(headers):
-        if replace(header, **_OWN, rank=0) != replace(first, **_OWN, rank=0) or header.rank != rank:
+        if replace(header, **_OF_ONE_RANK, rank=0) != replace(first, **_OF_ONE_RANK, rank=0) or header.rank != rank:
             raise UserError(
                 f"expected traces of one run of {first.world_size} ranks in {quote(folder)}, received that of another "
                 f"one for rank {rank}; bring together the files of all hosts"
@@ -187,7 +187,7 @@ def read(output_dir: Path) -> Trace:
     return Trace(tuple(headers), tuple(_read_rows(_files(folder, h.rank)[1], h) for h in headers))
 
 
-_OWN: Mapping[str, Any] = {"host": "", "processor": "", "local_size": 1, "num_threads": None}
+_OF_ONE_RANK: Mapping[str, Any] = {"host": "", "processor": "", "local_size": 1, "num_threads": None}
 """Header fields that may differ between ranks of one run."""
 
 

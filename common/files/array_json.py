@@ -18,8 +18,8 @@ _VALUES = "values.json"
 _ARRAY = "__array__"
 """Only key of the object that stands for an array; its value is the array's number."""
 _PAIRS = "__pairs__"
-"""Only key of the object that stands for a mapping with integer keys (as in torch's optimizers) or with a key that is
-one of these marks; its value is pairs."""
+"""Only key of the object that stands for a mapping with integer keys (as in torch's optimizers), or with one of these
+marks as a key; its value is a list of pairs."""
 _EARLIER_NUMBER = "__number__"
 """Counterpart of `strict_json.NON_FINITE` in files of allstep 0.1, which are read as well."""
 _TUPLE = "__tuple__"
@@ -91,7 +91,7 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
 
 def _unknown(kind: str) -> UserError:
     return UserError(
-        f"expected numbers, texts, arrays, and lists and mappings of these, received {kind}; make one of them of it"
+        f"expected numbers, texts, arrays, and lists and mappings of these, received {kind}; convert it to one of them"
     )
 
 
@@ -99,8 +99,7 @@ def _restored(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [_restored(item, folder) for item in value]
     if isinstance(value, dict) and value.keys() == {_ARRAY}:
-        data = read_regular(folder / f"{int(value[_ARRAY])}.npy", maximum=MAX_BYTES)
-        return load_npy(data)
+        return load_npy(read_regular(folder / f"{int(value[_ARRAY])}.npy", maximum=MAX_BYTES))
     if isinstance(value, dict) and value.keys() == {_TUPLE}:
         return tuple(_restored(item, folder) for item in value[_TUPLE])
     if isinstance(value, dict) and value.keys() == {_PAIRS}:

@@ -57,7 +57,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def unused(path: Path) -> Path:
-    """Return PATH-1, or the first of PATH-2, PATH-3, ... that does not exist, not as a broken link either."""
+    """Return the first of PATH-1, PATH-2, ... that does not exist, not even as a broken link."""
     names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
     return next(name for name in names if not os.path.lexists(name))
 
@@ -84,9 +84,9 @@ def _is_there(path: Path) -> bool:
 
 
 def named_by_user(path: Path) -> Path:
-    """Return the file that a path on a command line names: writing it leaves a link, as programs do that open it.
+    """Return the file to replace for a path on the command line: the target of a link, which itself stays.
 
-    Paths inside of a run's folder are not followed, since it may be a stranger's, with links to the user's files.
+    Links inside a run's folder are not followed, since a folder from elsewhere may have links to the user's files.
     """
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
@@ -106,7 +106,7 @@ IsOwn = Callable[[str], object]
 
 
 def foreign_entries(folder: Path, is_own: IsOwn) -> list[str]:
-    """Return the names in a folder that allstep did not write; the folder's own name if it is a link or no folder."""
+    """Return the names in a folder that allstep did not write; the path's own name if it is a link or no folder."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         return [folder.name]
     with os.scandir(folder) as entries:
@@ -116,15 +116,12 @@ def foreign_entries(folder: Path, is_own: IsOwn) -> list[str]:
 
 
 def is_expendable(folder: Path, is_own: IsOwn) -> bool:
-    """Return whether allstep may remove a folder: it holds nothing foreign, and its user lets it be written."""
+    """Return whether allstep may remove a folder: it holds nothing foreign and is not write-protected."""
     return not foreign_entries(folder, is_own) and os.access(folder, os.W_OK)
 
 
 def discard(folder: Path, is_own: IsOwn) -> None:
-    """Remove a folder that holds nothing foreign; any other belongs to the user, whatever its name is.
-
-    Raises OSError if it holds something else, or cannot be removed.
-    """
+    """Remove a folder that allstep wrote. Raises OSError if it holds anything foreign, or cannot be removed."""
     if foreign := foreign_entries(folder, is_own):
         raise FileExistsError(f"{folder} holds {foreign[0]!a}, which allstep did not write")
     for name in os.listdir(folder):
@@ -132,7 +129,7 @@ def discard(folder: Path, is_own: IsOwn) -> None:
     folder.rmdir()
 
 
-_ALWAYS_THERE = 2**20  # bytes; fewer are not worth checking
+_MIN_CHECKED_BYTES = 2**20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a character device",
@@ -181,7 +178,7 @@ def read_regular(path: Path, *, maximum: int) -> bytes:
 
 def check_memory(path: Path | str, size: int) -> None:
     """Check that there is memory for `size` bytes of a file. Raises OSError if there is not."""
-    if size > _ALWAYS_THERE and size > (left := available_memory()):
+    if size > _MIN_CHECKED_BYTES and size > (left := available_memory()):
         reason = f"expected at most {left} bytes, the memory that is left, received {size}"
         raise OSError(errno.ENOMEM, reason, str(path))
 
@@ -193,9 +190,9 @@ class Unchanged:
         self._path, self._first = path, os.stat(path)
 
     def check(self, descriptor: int | None = None) -> None:
-        """Compare the file with what an open descriptor reads, or else with the mapping of it that this process has.
+        """Check the file that an open `descriptor` reads, or else the file that this process has mapped.
 
-        Raises UserError if it is another one; a mapping keeps a file that was removed or replaced.
+        Raises UserError if it has changed. A mapped file that was removed or replaced is intact in this process.
         """
         try:
             now = os.stat(self._path if descriptor is None else descriptor)

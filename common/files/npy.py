@@ -1,6 +1,6 @@
 """Reading of .npy arrays whose origin is unknown: the header is compared with the data before memory is allocated.
 
-Files of numbers, one for each sample, class or the like, are such arrays or text.
+Files of numbers, such as one for each sample or class, are .npy arrays or text.
 """
 
 import io

@@ -22,7 +22,7 @@ def restored_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def within(variable: ContextVar, value: Any) -> Iterator[Any]:
-    """Set a context variable in the block, which has its value."""
+    """Set a context variable to `value` in the block, and yield the value."""
     token = variable.set(value)
     try:
         yield value

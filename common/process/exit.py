@@ -16,11 +16,12 @@ import time
 import traceback
 from collections.abc import Callable
 from os import _exit  # while a user's code runs, os has another one
+from typing import NoReturn
 
 from allstep.common.base.errors import Fault, UserError, print_line, quote, summary
 from allstep.common.base.resources import host_name
 from allstep.common.files.disk import NO_ROOM
-from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
+from allstep.common.launch.placement import BY_HAND, Placement, apparent_rank, find_placement
 from allstep.common.process.output import ending_output, write_to_terminal
 from allstep.common.process.parent_watchdog import wait_until_orphaned
 from allstep.common.process.requirements import missing_part
@@ -45,7 +46,6 @@ def run_rank(main: Callable[[], None]) -> None:
     try:
         placement = find_placement()
     except UserError as error:
-        placement = ALONE
         time.sleep(seconds_to_turn(apparent_rank(), first=_FIRST_TURN_SECONDS_OF_MISTAKES))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     if placement.launcher not in (None, BY_HAND):  # a shell may exit while its processes go on
@@ -73,8 +73,9 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def _call(main: Callable[[], None]) -> None:
-    """Call `main`; a missing package of an extra, Horovod, launcher or working folder is the user's mistake, and so is
-    a limit of the machine."""
+    """Call `main`, and raise UserError for what a user can mend: missing packages, launchers or working folders, and
+    limits of the machine.
+    """
     try:
         main()
     except (ModuleNotFoundError, FileNotFoundError) as error:
@@ -96,7 +97,7 @@ def _call(main: Callable[[], None]) -> None:
     except Exception as error:
         if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
             raise UserError(f"not enough memory: {summary(error)}; take a smaller network or a larger host") from error
-        if "has not been initialized" in str(error):  # of Horovod, and of torch's process group
+        if "has not been initialized" in str(error):  # Horovod, or torch's process group
             raise UserError(f"{summary(error)} A user's code has ended it; leave that out") from error
         raise
 
@@ -110,7 +111,7 @@ _MAKE_ROOM = "make room, or raise the limit (ulimit -a)"
 
 
 def _lost_folder() -> str | None:
-    """Return the line about a working folder that has been removed; None if it is there."""
+    """Return the line about a working folder that was removed; None if it exists."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -186,7 +187,7 @@ def has_spoken() -> bool:
     return _speaking.locked()
 
 
-def leave(status: int, message: str) -> None:
+def leave(status: int, message: str) -> NoReturn:
     """End the process at once; an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
     _leaving.acquire()  # never released: only one thread ends the process
     speak(message)

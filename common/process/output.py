@@ -20,7 +20,7 @@ EXIT_CLOSED_PIPE = 141
 
 
 class _Guarded:
-    """A text stream that is silent from its first error on; everything but writing is the stream's own."""
+    """Wrapper of a text stream that writes nothing more after its first error, and forwards everything else."""
 
     def __init__(self, stream: TextIO, lost: Callable[[OSError], None]) -> None:
         self.stream, self._lost = stream, lost

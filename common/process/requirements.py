@@ -1,4 +1,4 @@
-"""Packages that only some commands and strategies need: the line that says which one is missing and how to get it."""
+"""Packages that only some commands and strategies need: which one is missing, and the command that installs it."""
 
 import importlib
 import importlib.util
@@ -58,7 +58,7 @@ def imported(module: str) -> ModuleType:
 
 
 def missing_part(error: BaseException) -> str | None:
-    """Return the line about what is not installed, if that is why an import, or the start of a launcher, failed."""
+    """Return the line about a missing package or launcher if it is the cause of `error`, else None."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         known = package == "horovod" or package in EXTRAS

@@ -124,7 +124,7 @@ def test_mistakes_are_one_line(run, tmp_path):
         (lambda: allstep.load(run, framework="jax"), "framework must be pytorch or tensorflow, got jax"),
         (lambda: allstep.load(run, device="tpu"), "device must be one of auto, cpu, cuda, got tpu"),
         (lambda: trained.predict(tmp_path / "bad.jpg"), "expected an image in .*bad.jpg"),
-        (lambda: trained.predict([]), "expected a sample at least, received none"),
+        (lambda: trained.predict([]), "expected at least one sample, received none"),
         (lambda: trained.predict(np.zeros((9, 9, 3), np.uint8), top=0), "top must be 1 or more, got 0"),
         (lambda: trained.predict(np.zeros((9, 9))), "expected a picture as a path, an image of Pillow or uint8"),
     ):
