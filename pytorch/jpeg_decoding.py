@@ -120,8 +120,8 @@ def resized(images: Sequence[torch.Tensor], files: Sequence[EncodedImage], size:
 def filter_weights(begin: torch.Tensor, end: torch.Tensor, lengths: Sequence[int], size: int) -> torch.Tensor:
     """Return the weight of each pixel of n lines in each of the `size` pixels to which its [begin, end) is resized.
 
-    The weights are float32 (n, size, longest), whose rows add up to 1. They form a triangle around the new pixel's
-    centre; if the line shrinks, it is as wide as two new pixels (Pillow's `ImagingResample` with the bilinear filter).
+    The weights form a triangle around the new pixel's centre; if the line shrinks, it is as wide as two new pixels
+    (Pillow's `ImagingResample` with the bilinear filter).
 
     Args:
         begin: float32 (n,), in pixels. If `end` is smaller, the line is mirrored.

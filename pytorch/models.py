@@ -49,7 +49,7 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     from allstep.pytorch.trial import NormCheck
 
     trial = TrialCheck(pass_state(network), averaged=RUNNING, puts_back=True)
-    return Reseed(network), trial, NormCheck(network), *checks
+    return Reseed(), trial, NormCheck(network), *checks
 
 
 def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, **size: int) -> nn.Module:

@@ -13,45 +13,45 @@ from allstep.pytorch.optimizers.layers import local, local_gradients
 
 
 class Observer:
-    """Looks at a training step at five moments. This base class does nothing at any of them."""
+    """Observer of training steps. This base class does nothing; subclasses override what they need."""
 
     state: Mapping[str, torch.Tensor] = {}
     """State of the observer that a checkpoint keeps, by its names there."""
 
     def begin(self, batch: Batch, learning_rate: float, num_steps: int) -> None:
-        """A step begins on this rank's share of a global batch, after `num_steps` steps."""
+        """Begin a step on this rank's share of a global batch, after `num_steps` earlier steps."""
 
     def in_pass(self, number: int, factor: float) -> contextlib.AbstractContextManager:
-        """Within it, backward computes the gradient of a pass's, or a slice's, mean loss times `factor`."""
+        """Return a context around a pass or slice, whose gradient is that of its mean loss times `factor`."""
         return contextlib.nullcontext()
 
     def see_slice(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """See the gradients that some of the weights have in the slice that is being computed (--slices)."""
 
     def see_averages(self) -> None:
-        """The parameters have the averaged gradients, before anything changes these."""
+        """See the averaged gradients of the parameters, before anything changes them."""
 
     def see_updates(self) -> None:
-        """The optimizer has changed the weights."""
+        """See the weights after the optimizer's update."""
 
     def numbers(self) -> Mapping[str, torch.Tensor | float]:
-        """Fields of the step's `StepResult`."""
+        """Return further fields of the step's `StepResult`."""
         return {}
 
     def end(self) -> None:
-        """The step is over, with or without an update."""
+        """End the step, which may have had no update."""
 
     def exchange_weights(self) -> None:
         """Exchange the network's weights and their moving averages, if the observer has any."""
 
     def kept(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The names that `state` has after the first step, each with a tensor of the same shape and placement."""
+        """Return the names in `state` after the first step, each with a tensor of the same shape and device."""
         return ()
 
 
 @contextlib.contextmanager
 def observed(observers: Sequence[Observer], number: int, factor: float) -> Iterator[None]:
-    """Within it, all observers see a pass; see `Observer.in_pass`."""
+    """Enter `Observer.in_pass` of all observers."""
     with contextlib.ExitStack() as stack:
         for observer in observers:
             stack.enter_context(observer.in_pass(number, factor))
@@ -61,8 +61,8 @@ def observed(observers: Sequence[Observer], number: int, factor: float) -> Itera
 class GradientSquares(Observer):
     """Squares of the norms of gradients; `tensorflow/observer.py` has the same.
 
-    A pass's gradient of a weight is read when backward hands it out: before it is added to those of other passes, and
-    before Horovod or DDP sends it, which they do in place.
+    Hooks read the gradients of a pass before they are added to those of other passes, and before Horovod or DDP reduces
+    them in place.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -100,7 +100,7 @@ class GradientSquares(Observer):
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    # torch 2.11 takes no sparse ones.
+    # torch 2.11 does not accept sparse tensors.
     return torch.linalg.vector_norm(gradient.coalesce().values() if gradient.is_sparse else gradient)
 
 

@@ -34,7 +34,7 @@ def build_other(
     dataset: Dataset,
     seed: int,
     own: Any = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] = {},
     *,
     sharded: bool = True,
     in_parts: bool = True,
@@ -48,11 +48,11 @@ def build_other(
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
         sharded: whether the strategy has to know how weights are used (see `kept.uses`).
-        in_parts: whether a batch may be computed in parts, so that what these would change is tried as well.
+        in_parts: whether a batch may be computed in parts, so that the trial covers their effects as well.
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
-        network = network_of_user(model, "pytorch", dataset, own, options or {}, kind=nn.Module)
+        network = network_of_user(model, "pytorch", dataset, own, options, kind=nn.Module)
         if not isinstance(network, nn.Module):
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
@@ -64,7 +64,7 @@ def build_other(
             try_network, network, dataset, sharded, in_parts=in_parts, flag=f"--model {model}", expected=expected
         )
     else:
-        network, outputs = _of_library(model, dataset, options or {}, seed, sharded=sharded)
+        network, outputs = _of_library(model, dataset, options, seed, sharded=sharded)
     if isinstance(outputs, np.ndarray):
         raise no_gradient()
     logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else np.zeros(0)
@@ -82,7 +82,7 @@ def build_other(
 def _of_library(
     model: str, dataset: Dataset, options: Mapping[str, Any], seed: int, *, sharded: bool
 ) -> tuple[nn.Module, object]:
-    """Return a library's network and its outputs; one that needs to know the size of images is told."""
+    """Return a library's network and its outputs; if it cannot be built without the size of images, give it."""
     library, _, name = model.partition(":")
     build = {"timm": _timm, "torchvision": _torchvision}[library]
     try:
@@ -145,7 +145,7 @@ _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 
 
 def _check_wrappers(network: nn.Module, model: str) -> None:
-    """Refuse modules that exchange gradients by themselves, when the strategy does not see it."""
+    """Refuse modules that exchange gradients themselves, unnoticed by the strategy."""
     for name, module in network.named_modules():
         if found := {kind.__name__ for kind in type(module).__mro__} & _WRAPPERS:
             raise UserError(
@@ -163,9 +163,6 @@ def _check_weights(network: nn.Module, model: str) -> None:
 
 class Reseed(Hook):
     """Reseeds global generators in each step by seed, step and rank, so that layers of a resumed run draw the same."""
-
-    def __init__(self, network: nn.Module) -> None:
-        """Take a network, which needs no handle here."""
 
     def on_start(self, session: TrainingRun) -> None:
         seed = step_seed(session.config.data.seed, session.progress.step, session.placement.rank)

@@ -14,26 +14,26 @@ from allstep.common.exact.trace import OpenRecorder
 from allstep.pytorch.observer import Observer
 
 _LANES = 512
-"""Words of a row of a tensor on a GPU, whose sums are taken first."""
+"""Number of words in a row, over which a GPU sums first."""
 _OFFSET = 0x5EED
-"""The digest of zeros on a GPU; 0 stands for what was not recorded."""
+"""Digest of zeros on a GPU, since a digest of 0 means "not recorded"."""
 
 
 class StepTrace(Observer):
     """Records digests of the steps of a rank.
 
-    Looked at are the gradient of each weight as a pass hands it out, before Horovod or DDP sends it, or that of a
-    slice; the averaged ones, before they are changed; the weights after the step; and, at the output of each module
-    that has weights of its own, the gradient of one sample a pass, another one in each step: all of them would cost as
-    much as the pass's own traffic to memory.
+    These are digests of the gradient of each weight in a pass, before Horovod or DDP sends it, or in a slice; of the
+    averaged gradients before they are changed; of the weights after the step; and of the gradient at the output of each
+    module with weights, for one sample per pass, a different one in each step. All samples would cost as much memory
+    traffic as the pass itself.
 
-    Between two kernels the processor's caches hold nothing of Python, and a line of it takes ten times as long. So as
-    much as possible is done after the passes.
+    Between two kernels Python code is not in the processor's caches and takes ten times as long, so most of the work is
+    done after the passes.
     """
 
     def __init__(self, network: torch.nn.Module, open_recorder: OpenRecorder, *, sliced: bool) -> None:
         """`network` keeps the hooks that it gets; with `sliced`, `see_slice` is called for each slice."""
-        # In the order of backward, in which a fault goes from one to the next.
+        # In the order of the backward pass, in which a fault spreads.
         weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         weights = dict(reversed(weights.items()))
         modules = {name: module for name, module in network.named_modules() if list(module.parameters(recurse=False))}
@@ -75,7 +75,7 @@ class StepTrace(Observer):
         self._see_all(self._columns["reduced_gradients"], [parameter.grad for parameter in self._parameters])
 
     def end(self) -> None:
-        """Look at the weights after the step, and write those of a step before: a GPU may still compute this one."""
+        """Digest the weights after the step, and write an earlier step, since a GPU may still compute this one."""
         self._see_all(self._columns["weights_after"], self._parameters)
         self._found += [(column, tensor_digest(_in_order_of_memory(sample))) for column, sample in self._samples]
         assert self._row is not None
@@ -84,7 +84,7 @@ class StepTrace(Observer):
         self._write(num_left=1 if self._parameters[0].is_cuda else 0)
 
     def close(self) -> None:
-        """Write what has not been written."""
+        """Write all digests that are not written yet."""
         self._write(num_left=0)
 
     def _write(self, num_left: int) -> None:
@@ -112,7 +112,7 @@ class StepTrace(Observer):
 
 
 class _Found:
-    """A row, and the digests that belong into it, which a GPU may still have to compute."""
+    """Row of a trace with its digests, which a GPU may still be computing."""
 
     def __init__(self, row: np.ndarray, found: list[tuple[int, torch.Tensor | int]]) -> None:
         self._row, self._columns = row, [column for column, _ in found]
@@ -127,7 +127,7 @@ class _Found:
             self._digests = torch.tensor(digests)
 
     def settle(self) -> np.ndarray:
-        """The row with its digests; those of several passes are added up."""
+        """Return the row with its digests; those of several passes are added up."""
         if self._is_there:
             self._is_there.synchronize()
         np.add.at(self._row.reshape(1).view(np.int64), self._columns, self._digests.numpy())
@@ -135,16 +135,16 @@ class _Found:
 
 
 def _in_order_of_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The same without gaps between its numbers, whose order may be another one than that of its axes."""
+    """Return a view of a tensor whose axes are in the order of memory, so that it has no gaps."""
     return tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis)))
 
 
 def tensor_digest(tensor: torch.Tensor) -> torch.Tensor | int:
-    """Return 64 bits of a tensor's values in the order of its axes: on a GPU () int64, which is not waited for.
+    """Return a 64-bit digest of a tensor's values in the order of its axes; on a GPU an int64 tensor () to read later.
 
-    On a GPU it is a sum over 64-bit words, each times two odd weights that depend on its place, modulo 2^64
-    (multilinear hashing: Carter and Wegman 1979). So a change of one word always changes it, and others but for one
-    in 2^64.
+    On a GPU it is a sum over 64-bit words modulo 2^64, each times two odd weights that depend on its position
+    (multilinear hashing: Carter and Wegman 1979). A change of a single word always changes the digest, any other change
+    with a probability of 1 - 2^-64.
     """
     data = tensor.detach().reshape(-1)
     if not data.is_cuda:
@@ -167,7 +167,7 @@ def _weights(device: torch.device, count: int = _LANES) -> torch.Tensor:
 
 
 def _odd_numbers(count: int) -> np.ndarray:
-    """Int64 (count,), by the generator of Steele et al. 2014 (SplitMix64)."""
+    """Return odd numbers, int64 (count,), by the generator of Steele et al. 2014 (SplitMix64)."""
     z = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

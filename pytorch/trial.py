@@ -29,8 +29,8 @@ def try_network(
 ) -> object:
     """Move the network to the default device, and return its outputs for two samples of random numbers.
 
-    It is tried in training as well, where some networks return something else; weights, buffers and random numbers
-    stay as they are. A library's returns logits in validation, and changes nothing but buffers in training.
+    The trial covers training as well, where some networks return something else; weights, buffers and random numbers
+    stay as they are. A library's network is tried in training only: it returns logits, and changes only buffers.
 
     Returns: outputs in validation, or those in training if these have another shape.
     """
@@ -47,7 +47,7 @@ def try_network(
         arrays = variants_of(*(one.numpy(force=True) for one in (inputs, others)))
         variants = [inputs, *(torch.from_numpy(one).to(inputs) for one in arrays[1:])]
         try:
-            if sharded and not of_library:  # on parameters in place of the network's, which have its hooks
+            if sharded and not of_library:  # on replaced parameters, so without the hooks of the network's own
                 with observer:
                     network(inputs.clone())
                 before.restore()
@@ -83,7 +83,7 @@ def try_network(
 def _tried_small(tried: Callable[..., Any], samples: Sequence[torch.Tensor], outputs: object) -> Any:
     """Return the outputs of a trial on small parts of large images, which takes a fraction of the time.
 
-    Returns: None if the images are small, or if the network computes otherwise with images of another size.
+    Returns: None if the images are small, or the network needs their whole size.
     """
     height, width = samples[0].shape[2:] if samples[0].ndim == 4 else (0, 0)
     scale = _SMALL / max(1, min(height, width))
@@ -99,7 +99,7 @@ def _tried_small(tried: Callable[..., Any], samples: Sequence[torch.Tensor], out
 
 
 class NormCheck(Check):
-    """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails."""
+    """Refuses passes of one sample if a batch norm sees one value per channel and sample, where PyTorch would fail."""
 
     def __init__(self, network: nn.Module) -> None:
         """Take a network that `build_other` has tried."""
@@ -140,6 +140,6 @@ def _noting_values(network: nn.Module) -> Iterator[None]:
 
 
 def _note_values(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Note whether a batch norm sees one value a channel and sample, whatever the size of images."""
+    """Note whether a batch norm sees one value per channel and sample, whatever the size of images."""
     samples, channels = inputs[0].shape[:2]
     setattr(module, _ONE_VALUE, getattr(module, _ONE_VALUE, True) and inputs[0].numel() == samples * channels)

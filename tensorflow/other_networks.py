@@ -22,12 +22,7 @@ import tensorflow as tf
 from allstep.common.base.errors import UserError, note
 from allstep.common.catalog import user_file
 from allstep.common.catalog.network_outputs import check_outputs
-from allstep.common.catalog.networks import (
-    cannot_build,
-    is_in_both,
-    network_of_user,
-    unknown_name,
-)
+from allstep.common.catalog.networks import cannot_build, is_in_both, network_of_user, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
@@ -43,7 +38,7 @@ def build_other(
     dataset: Dataset,
     seed: int,
     own: Any = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] = {},
     *,
     in_parts: bool = True,
 ) -> keras.Model:
@@ -55,13 +50,13 @@ def build_other(
         model: FILE.py:FUNCTION or keras:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
-        in_parts: whether a batch may be computed in parts, so that what these would change is tried as well.
+        in_parts: whether a batch may be computed in parts, so that the trial covers their effects as well.
     """
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     around = tf.distribute.get_strategy()
     file = user_file.parse(model)
     if own is not None or file:
-        network = network_of_user(model, "tensorflow", dataset, own, options or {}, kind=keras.Model)
+        network = network_of_user(model, "tensorflow", dataset, own, options, kind=keras.Model)
         if not isinstance(network, keras.Model):
             raise UserError(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
@@ -75,7 +70,7 @@ def build_other(
         )  # fmt: skip
     else:
         try:
-            network = _keras(model.partition(":")[2], dataset, options or {})
+            network = _keras(model.partition(":")[2], dataset, options)
             outputs = try_network(network, dataset, model)
         except UserError:
             raise
@@ -114,7 +109,7 @@ def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model
 
 
 def _check_layers(network: keras.Model, model: str) -> None:
-    """Refuse what would be trained in another way than Keras trains it, or cannot be trained on ranks at all."""
+    """Refuse a network that would be trained differently than by Keras, or that cannot be trained on several ranks."""
     for name in ("train_step", "test_step", "compute_loss"):
         if getattr(getattr(network, name), "__func__", None) is not getattr(keras.Model, name):
             raise UserError(
@@ -188,10 +183,10 @@ class Reseed(Hook):
 
 
 def first_names(network: keras.Model) -> dict[str, str]:
-    """Return new names of the layers that Keras has named by numbers: those of a process that builds nothing else.
+    """Return the names that numbered layers would have in a process that builds only this network, by present names.
 
-    Keras counts the layers of a process, so a network that is built again, as in a notebook, has other names. Layers
-    whose numbers have another order than they have in the network keep theirs: some may be given by the user.
+    Keras counts the layers of a process, so a network that is built again, as in a notebook, gets other names. If the
+    numbers of a kind are not in the order of the network, its layers keep their names: the user may have given them.
     """
     numbers, others = defaultdict[str, list[int]](list), set[str]()
     for layer in layers_in_order(network):

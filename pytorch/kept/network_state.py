@@ -1,8 +1,8 @@
-"""State of a network as arrays: all that `state_dict()` has, each entry in its own type.
+"""State of a network as arrays: all entries of `state_dict()`, each in its own type.
 
-This is the one place that looks at kinds of entries. NumPy and files of checkpoints lack some types of PyTorch, so
-bfloat16 is kept as float32, which holds each of its values, and a complex number as a pair. What a module returns from
-`get_extra_state` is kept as bytes (`extra_state`).
+Only this module distinguishes kinds of entries. NumPy and checkpoints lack some types of PyTorch, so bfloat16 is kept
+as float32, which holds each of its values, and a complex number as a pair. The result of a module's `get_extra_state`
+is kept as bytes (`extra_state`).
 """
 
 import itertools
@@ -20,7 +20,7 @@ from allstep.pytorch.kept import extra_state
 _INTEGERS = (f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64))
 _NUMPY_TYPES = {getattr(torch, name): np.dtype(name) for name in ("bool", *_INTEGERS, "float16", "float32", "float64")}
 _KEPT_AS = {torch.bfloat16: torch.float32, torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""Types that NumPy lacks, and complex ones, whose arrays have an axis more."""
+"""Types of the arrays for types that NumPy lacks, and for complex numbers, whose arrays have one more axis."""
 _EXTRA_STATE = "_extra_state"
 """Last part of the name of what `get_extra_state` returns, as torch 2.14's `state_dict` has it."""
 
@@ -31,7 +31,7 @@ def can_be_kept(dtype: torch.dtype) -> bool:
 
 
 def can_train(tensor: torch.Tensor) -> bool:
-    """Return whether a parameter may have a gradient by its type."""
+    """Return whether the type of a parameter allows gradients."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -79,7 +79,7 @@ def weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def shapes(network: nn.Module) -> Iterator[tuple[str, ArrayShape]]:
-    """Yield what a checkpoint has of a network. Parameters must be finite, buffers may be what they are."""
+    """Yield name and shape of each array of a network in a checkpoint; only parameters must be finite."""
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     resized = vars(network).get(TRIAL, PassState()).resized
     for name, value in network.state_dict().items():
@@ -92,7 +92,7 @@ def shapes(network: nn.Module) -> Iterator[tuple[str, ArrayShape]]:
 
 
 def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers as bytes in the same memory, since libraries do not send all types of numbers."""
+    """Return parameters and buffers as bytes in the same memory, since libraries cannot send all types of numbers."""
     tensors = {name: one.detach() for name, one in (*network.named_parameters(), *network.named_buffers())}
     return {
         # Sorted by stride, the axes of a tensor without gaps lie in memory one after the other.
@@ -105,17 +105,17 @@ def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
 def load_arrays(
     network: nn.Module, arrays: Mapping[str, np.ndarray], convert: Callable[[np.ndarray, torch.Tensor], torch.Tensor]
 ) -> None:
-    """Have `network` take those of its entries that `arrays` has by their names in checkpoints.
+    """Load the entries of `network` that `arrays` has under their names in checkpoints.
 
-    A file of weights may lack some, such as counts of batch norms. `convert` makes of an array what is held of it, as
-    the present tensor is held.
+    A file of weights may lack some, such as counts of batch norms. `convert` turns an array into a tensor like the
+    present one, such as this rank's shard.
     """
     names = ((name, f"model/{name}", tensor) for name, tensor in entries(network))
     load(network, {name: convert(arrays[key], tensor) for name, key, tensor in names if key in arrays})
 
 
 def load(network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Have `network` take entries, by its own `load_state_dict`."""
+    """Load some entries into `network` by its own `load_state_dict`."""
     state, resized = network.state_dict(), vars(network).get(TRIAL, PassState()).resized
     for name in list(state):
         if name in tensors and name in resized:
@@ -128,7 +128,7 @@ def load(network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check(network: nn.Module, model: str) -> None:
-    """Refuse a network with state that cannot be kept, or parameters that cannot be trained as they are, by name."""
+    """Refuse a network with state that no checkpoint can hold, or with parameters of a type that cannot be trained."""
     for name, parameter in network.named_parameters():
         if nn.parameter.is_lazy(parameter):
             return  # it gets a type in its first pass, after which the network is checked again
@@ -163,11 +163,11 @@ def check(network: nn.Module, model: str) -> None:
 
 
 def make_dense(network: nn.Module, model: str) -> None:
-    """Give each number of parameters and buffers a place of its own in memory, without gaps between them.
+    """Make parameters and buffers dense in memory.
 
-    Those made by `expand` or by strides can be neither loaded nor broadcast in place, and fused kernels of optimizers
-    change other numbers than those of the weight. Raises UserError if a tensor with gaps is a part of another one, and
-    would be no longer.
+    Tensors with gaps or repeated elements (`expand`, strides) can be neither loaded nor broadcast in place, and fused
+    kernels of optimizers would change numbers outside of them. Raises UserError if such a tensor is a part of another
+    one, which copying would end.
     """
     tensors = {name: one for name, one in _tensors(network) if torch.empty_like(one).stride() != one.stride()}
     for name, other in sharing_memory(network):
@@ -182,7 +182,7 @@ def make_dense(network: nn.Module, model: str) -> None:
 
 
 def sharing_memory(network: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the names of two different parameters or buffers that lie in the same memory, such as views."""
+    """Yield pairs of names of parameters or buffers that overlap in memory, such as views."""
     places = []
     for name, one in _tensors(network):
         length = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))

@@ -1,6 +1,6 @@
 """State that the code of a user's network keeps outside of it: globals, class attributes, closures, default arguments.
 
-What is looked at is what functions of the network's classes name, and the user's functions and classes that these name.
+The search starts at the names in the methods of the network's classes, and follows them to other code of the user.
 """
 
 import inspect
@@ -15,11 +15,11 @@ from torch import nn
 from allstep.common.catalog.user_modules import is_installed
 
 _NOT_USERS = sys.stdlib_module_names | {"torch", "allstep"}
-"""Packages, wherever they are, as a PyTorch that was built from its source."""
+"""Packages that are not the user's wherever they lie, such as a PyTorch built from source."""
 
 
 def outside_state(network: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Yield name and value of each variable that the code of a network names, and a function that sets it."""
+    """Yield the name and value of each variable that a network's code refers to, and a function that sets it."""
     found, seen, names = list[Any](), set[int](), Counter[str]()
     for module in network.modules():
         found += (type(module), *filter(callable, vars(module).values()))
@@ -37,7 +37,7 @@ def outside_state(network: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any]
             elif isinstance(value, type) or inspect.isroutine(value):
                 found.append(value)
             elif not isinstance(value, (ModuleType, nn.Module)):
-                names[name] += 1  # as of closures that one function has made
+                names[name] += 1  # closures made by one function have equal names
                 yield name if names[name] == 1 else f"{name} ({names[name]})", value, assign
 
 

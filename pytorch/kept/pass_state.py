@@ -1,4 +1,4 @@
-"""Trial of a network in training, which `common.training.trial` judges; what each pass changes alike is put back."""
+"""Trial of a network in training, judged by `common.training.trial`, and reset of the state that every pass changes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ _COUNT = "num_batches_tracked"
 
 
 def pass_state(network: nn.Module) -> PassState:
-    """Return what the trial of a network has shown; nothing for networks that need none."""
+    """Return the result of a network's trial; an empty one for networks that need no trial."""
     return vars(network).get(TRIAL, PassState())
 
 
@@ -35,16 +35,16 @@ def note_pass_state(
     *,
     in_parts: bool,
 ) -> Any:
-    """Run `network` in training and note on it what passes change and how they use samples; return its outputs.
+    """Run `network` in training, store on it the state that passes change and how they use samples; return its outputs.
 
-    Its weights and state are other ones afterwards.
+    The weights and the state of the network are different afterwards.
 
     Args:
-        before: a snapshot of it; one that is not whole is of a library, which says how its networks use samples.
+        before: a snapshot of it; only that of a user's network is whole, since libraries' networks are known.
         variants: those of `common.training.trial.variants_of`.
         observer: surrounds the first pass.
-        in_parts: whether to look at what parts of a batch would change: outputs and gradients of a sample that depend
-            on others, and gradients that depend on their size.
+        in_parts: whether to find out what cutting a batch into parts would change: outputs and gradients of a sample
+            that depend on other samples, and gradients that depend on their size.
     """
     if before.is_whole and _may_copy_weights(network):
         before = _move_weights(network)
@@ -73,7 +73,7 @@ def note_pass_state(
     norms = [module for module in network.modules() if isinstance(module, BatchNorm) and module.training]
     may_couple = in_parts and before.is_whole and all(type(norm).__module__.startswith("torch.") for norm in norms)
     for norm in norms if may_couple else ():
-        norm.eval()  # whose running statistics are known; what couples samples otherwise is looked for
+        norm.eval()  # batch norms couple samples in a known way; the trial looks for other ways
     _, state = try_passes(
         run,
         before,
@@ -103,9 +103,9 @@ def _logits(outputs: Any) -> torch.Tensor | None:
 
 @torch.enable_grad()
 def _gradients(network: nn.Module, logits: torch.Tensor | None, factor: int) -> list[np.ndarray | None]:
-    """Add the gradients of a loss of every second sample to those that are there, and return what they are now.
+    """Add the gradients of a loss of every second sample to the present ones; return norm and sum of each result.
 
-    They tell whether gradients depend on the size of the loss, on the other samples, or on the gradients before.
+    They show whether gradients depend on the size of the loss, on the other samples, or on earlier gradients.
     """
     if logits is not None and logits.requires_grad and logits.ndim > 0:
         logits = logits[1::2].flatten()
@@ -120,14 +120,14 @@ def _is_hooked(parameter: nn.Parameter) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Return whether hooks run in the backward passes of a module, which may change a state."""
+    """Return whether a module has hooks in its backward pass, which may change state."""
     return bool(
         module._backward_hooks or module._backward_pre_hooks or any(map(_is_hooked, module.parameters(recurse=False)))
     )
 
 
 def _size(gradient: torch.Tensor) -> np.ndarray:
-    """Return norm and sum, which are few numbers of large weights."""
+    """Return norm and sum of a gradient, (2,), instead of all its numbers."""
     numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient.to_dense()
     return torch.stack([numbers.float().norm(), numbers.float().sum()]).numpy(force=True)
 
@@ -154,7 +154,7 @@ def _may_copy_weights(network: nn.Module) -> bool:
 
 
 def _move_weights(network: nn.Module) -> Snapshot:
-    """Change weights a little, since copies and averages of them begin as they do, and return a snapshot."""
+    """Change weights a little, so that they differ from copies and averages of them, and return a snapshot."""
     with torch.no_grad():
         for number, parameter in enumerate(network.parameters()):
             if parameter.requires_grad and not nn.parameter.is_lazy(parameter):
@@ -181,6 +181,6 @@ def statistics_of(module: nn.Module) -> list[str]:
 
 
 def to_repeat(network: nn.Module) -> Callable[[], None]:
-    """Return a function that puts back what each pass changes alike, so that several passes are one."""
+    """Return a function that restores the state that every pass changes alike, so that several passes count as one."""
     names = pass_state(network).constant_changes
     return Snapshot(network, names).restore if names else lambda: None

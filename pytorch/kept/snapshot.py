@@ -24,7 +24,7 @@ _OURS, _EXTRA = "allstep_", "_extra_state"
 
 
 class Snapshot:
-    """Tensors and attributes of a network, to be compared, and put back after a pass that must not count."""
+    """Copy of a network's tensors and attributes, to compare them with later ones, or to restore them."""
 
     def __init__(
         self, network: nn.Module, names: Container[str] | None = None, *, unchanged: Mapping[str, torch.Tensor] = {}
@@ -32,8 +32,8 @@ class Snapshot:
         """Copy the state of a network.
 
         Args:
-            names: those of what is kept; by default all is.
-            unchanged: copies that an earlier snapshot made of tensors which are still the same.
+            names: names of the state to copy, by default all.
+            unchanged: copies of an earlier snapshot to share, of tensors that have not changed since.
         """
         self._network = network
         # Lazy modules are what their first pass makes of them.
@@ -67,13 +67,13 @@ class Snapshot:
         }
 
     def next(self, changed: Collection[str]) -> Snapshot:
-        """Return a snapshot of the network now, in which only the names of `changed` have other values."""
+        """Return a snapshot of the present state, which differs from this one only in the names of `changed`."""
         same = {name: value for name, (_, value) in self._tensors.items() if name not in changed}
         return Snapshot(self._network, unchanged=same)
 
     @torch.no_grad()
     def restore(self, *, without: Collection[str] = ()) -> None:
-        """Put all of it back, except for the names of `without`."""
+        """Restore the state, except for the names of `without`."""
         for name, (tensor, value) in self._tensors.items():
             if name in without:
                 continue
@@ -100,12 +100,12 @@ class Snapshot:
             module.set_extra_state(copy.deepcopy(state))
 
     def resized(self) -> frozenset[str]:
-        """Return the names of buffers that have another shape since."""
+        """Return the names of buffers whose shape has changed since."""
         now, buffers = dict(self._network.named_buffers()), self._tensors.items()
         return frozenset(name for name, (_, value) in buffers if name in now and now[name].shape != value.shape)
 
     def changes(self) -> set[str]:
-        """Return the names of what has changed since."""
+        """Return the names of the state that has changed since."""
         changed = set()
         for path, module in self._modules:
             prefix = f"{path}." if path else ""
@@ -145,13 +145,13 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
 _KEPT = (*_PLAIN, *_CONTAINERS, torch.Tensor, np.ndarray, *_GENERATORS)
 _OF_TORCH = {"training", "_flat_weights", *vars(nn.Module())}
 _LIBRARIES = (sys.stdlib_module_names - {"types"}) | {"torch", "allstep"}
-"""Packages whose objects hold no state of a network's, but for types.SimpleNamespace."""
+"""Packages whose objects hold no state of a network, except for types.SimpleNamespace."""
 _MAX_DEPTH = 3
-"""Levels of containers in containers that are looked into, as the state of an LSTM is a pair of tensors in a list."""
+"""Maximum depth of nested containers that are copied; the state of an LSTM is a pair of tensors in a list."""
 
 
 def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
-    """Return a value of an attribute, and what it holds now; None of what is not looked into."""
+    """Return the value of an attribute and a copy of its content; the copy is None for kinds that are not compared."""
     if isinstance(value, _PLAIN):
         return value, value
     if isinstance(value, torch.Tensor):
@@ -196,6 +196,7 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
 
 
 def is_same(kept: tuple[Any, Any], value: Any) -> bool:
+    """Return whether `value` equals the attribute of which `copied` returned `kept`."""
     before, content = kept
     if isinstance(before, _PLAIN):
         return type(before) is type(value) and (value == content or value != value)
@@ -220,7 +221,7 @@ def is_same(kept: tuple[Any, Any], value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """Return whether a value is an object of a user's class, or a namespace, whose attributes may hold a state."""
+    """Return whether a value is an instance of a user's class, or a namespace, so that its attributes may be state."""
     is_users = type(value).__module__.partition(".")[0] not in _LIBRARIES and hasattr(value, "__dict__")
     return is_users and not isinstance(value, (nn.Module, torch.optim.Optimizer, type))
 
@@ -233,18 +234,18 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _listed(values: set[Any]) -> list[Any]:
-    """Return the items of a set, those that are not plain by their types."""
+    """Return the items of a set in a fixed order, with the types of those that are not plain values."""
     return sorted((one if isinstance(one, _PLAIN) else type(one) for one in values), key=repr)
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers of a module, but for nested ones, which are taken for constants."""
+    """Yield parameters and buffers of a module except nested tensors, which are assumed to be constant."""
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     return ((name, one) for name, one in tensors if not one.is_nested)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors have the same bits; others than arrays are taken for constants."""
+    """Return whether tensors have the same bits; tensors that are not dense are assumed to be constant."""
     if not is_dense(one) or one.is_meta:
         return True
     if (one.shape, one.dtype) != (other.shape, other.dtype):
@@ -258,7 +259,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_extra_state(module: nn.Module) -> bool:
-    """Return whether a module has a state besides its tensors."""
+    """Return whether a module has extra state besides its tensors."""
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 

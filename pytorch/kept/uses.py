@@ -1,9 +1,9 @@
-"""How a network uses its weights, as a trial pass shows: what FSDP, which exchanges weights, has to know.
+"""How a network uses its weights in a trial pass, for FSDP, which exchanges weights.
 
-FSDP may cut a layer by itself if nothing but the layer's own forward uses its weights, if it sees the layer's outputs,
-and if the pass computes no derivative of it, after which FSDP drops weights that the backward pass needs; all other
-weights are gathered for as long as the whole network computes. A weight that the network keeps elsewhere than in its
-module stays as it was, so FSDP would not train it.
+FSDP may shard a layer by itself if only the layer's own forward uses its weights, if FSDP sees the layer's outputs, and
+if the pass computes no derivative of it, after which FSDP would drop weights that the backward pass needs. All other
+weights are gathered while the whole network computes. FSDP would not train a weight that the network also keeps outside
+its module.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backw
 
 
 def is_open(layer: nn.Module) -> bool:
-    """Return whether the weights or outputs of `layer` are in use where FSDP does not see them."""
+    """Return whether weights or outputs of `layer` are used where FSDP does not see it."""
     return getattr(layer, _OPEN, False)
 
 
 def kept_elsewhere(network: nn.Module) -> str | None:
-    """Return the name of a weight that `network` uses otherwise than through its module, if there is one."""
+    """Return the name of a weight that `network` uses other than through its module, or None."""
     return getattr(network, _ELSEWHERE, None)
 
 
@@ -80,7 +80,7 @@ class _Uses(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _DERIVATIVES:  # of all that was computed before, perhaps
+        if func in _DERIVATIVES:  # perhaps of everything that was computed before
             for module in self._entered:
                 setattr(module, _OPEN, True)
         leaves = [id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)]
@@ -96,7 +96,7 @@ class _Uses(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _exchanged(network: nn.Module) -> Iterator[None]:
-    """Have modules hold other parameters with the same numbers, as FSDP has, and theirs again afterwards."""
+    """Replace the parameters of modules in the block by others with equal values, as FSDP does."""
     others: dict[nn.Parameter, nn.Parameter] = {}
     for _, parameter in network.named_parameters():
         if type(parameter) is nn.Parameter:

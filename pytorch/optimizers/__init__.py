@@ -1,9 +1,9 @@
-"""The optimizers by the names of `--optimizer`. `tensorflow/optimizers` has the same formulas.
+"""Optimizers by the names of `--optimizer`. `tensorflow/optimizers` has the same formulas.
 
-torch's own where they are right. timm's Lars, Lamb and NvNovoGrad have the formulas of ours, but not their form: to
-import them takes 6 s in every rank, on a CPU their steps take 1.5 to 2.5 times as long as ours, under FSDP they would
-take the norm of a shard for that of the weight, and Horovod, which makes an optimizer anew of its parameter groups,
-would have Lamb clip at a norm of 1.
+They are torch's own where these have the formulas. timm's Lars, Lamb and NvNovoGrad have them, too, but importing them
+takes 6 s in every rank, on a CPU their steps take 1.5 to 2.5 times as long, under FSDP they would use the norm of a
+shard instead of the weight's, and under Horovod, which builds an optimizer again from its parameter groups, Lamb would
+clip at a norm of 1.
 """
 
 from collections.abc import Iterable, Set
@@ -30,8 +30,8 @@ def build_optimizer(
     """Return the configured optimizer; the engine sets its learning rate before every step.
 
     It has two groups of parameters: weights with two axes or more, which decay and have trust ratios, and biases and
-    the scales of norms, which do not. One kernel updates many parameters, but for Adagrad and RMSprop, which have no
-    such kernel on every device.
+    the scales of norms, which do not. One kernel updates many parameters, except for Adagrad and RMSprop, which lack
+    such a kernel on some devices.
     """
     parameters, decay, name = [one for one in parameters if can_train(one)], config.weight_decay, config.optimizer
     is_complex = any(one.is_complex() for one in parameters)  # fused kernels do not take them
@@ -87,14 +87,14 @@ class SGD(torch.optim.SGD):
 
 
 def without_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer update weights by the kernels that PyTorch chooses for their device."""
+    """Let an optimizer use PyTorch's default kernels for the device of its weights."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             group["fused"] = None
 
 
 def with_whole_norms(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer of the suite gather shards of weights before it takes their norms."""
+    """Make an optimizer of the suite gather shards of weights before it computes norms."""
     for group in optimizer.param_groups:
         if "sliced" in group:
             group["sliced"] = True

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 _CACHED = 2**17
-"""Numbers of each kind (weights, gradients, moments and others) that a core keeps at hand together."""
+"""Number of weights whose gradients, moments and so on fit together into the cache of a core."""
 
 
 def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """The parameters that have gradients, in lists of those that a multi-tensor operation should take at once.
+    """Yield lists of parameters with gradients that a multi-tensor operation should process at once.
 
-    All of them: on a GPU a kernel then serves many, and the norms of shards meet in one message. But few in the memory
-    of a CPU, whose cache then has in the next operation what the one before has read.
+    On a GPU, or with shards, that is all of them: one kernel, and one message for the norms. On a CPU it is as many as
+    fit into its cache, so that each operation finds there what the one before has read.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     maximum = (
@@ -38,12 +38,11 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
 
 def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the local part of each tensor: under FSDP a shard, which shares its memory."""
-    # A DTensor's, whose type takes a second to import.
     return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients of parameters that have one, likewise."""
+    """Return the local part of the gradients of all parameters that have one."""
     return local([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
@@ -53,9 +52,9 @@ class LayerwiseSGD(torch.optim.SGD):
     def __init__(
         self, groups: Iterable[dict], *, lr: float, momentum: float, weight_decay: float, **options: Any
     ) -> None:
-        """`options` are those of groups that have none of their own."""
+        """`options` are defaults of further options of the groups."""
         super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-        # It means that gradients come scaled by a GradScaler; their norms must not.
+        # If true, a GradScaler would pass scaled gradients, which would change their norms.
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
             for name, value in {"sliced": False, **options}.items():
@@ -79,10 +78,10 @@ class LayerwiseSGD(torch.optim.SGD):
 def norms(
     parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor], sliced: bool = False
 ) -> list[torch.Tensor]:
-    """Return the norms of the whole tensors of each list, sharded over ranks like `parameters`, as one tensor a list.
+    """Return one tensor per list with the norms of its whole tensors, which are sharded over ranks like `parameters`.
 
-    All ranks that have shards call it. With --slices (`sliced`) no bit may depend on how the tensors are cut, so that
-    shards are gathered before.
+    All ranks that have shards call it. With --slices (`sliced`) no bit may depend on how tensors are cut, so shards are
+    gathered first.
     """
     in_parts = is_sharded(parameters[0])
     if in_parts and sliced:
@@ -97,7 +96,7 @@ def norms(
 
 
 def whole(parameters: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return whole tensors, of which this rank holds a part of the first axis, as it holds one of each parameter."""
+    """Gather whole tensors from the ranks' `shards`, which are cut along the first axis like `parameters`."""
     mesh: DeviceMesh = parameters[0].device_mesh  # pyright: ignore[reportAttributeAccessIssue]
     # The first ranks have as many rows, the last ones fewer or none.
     sizes = [-(-len(one) // mesh.size()) * math.prod(one.shape[1:]) for one in parameters]
@@ -113,5 +112,5 @@ def whole(parameters: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) ->
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this rank has but a part of the tensor, as under FSDP; DTensor has no fused SGD (torch 2.14)."""
+    """Return whether this rank has only a part of the tensor, as under FSDP."""
     return hasattr(tensor, "to_local")  # DTensor, whose module takes a second to import

@@ -15,8 +15,8 @@ class Lars(LayerwiseSGD):
         ratio = 0.001 * |w| / (|g| + decay * |w| + 1e-8)
         m = momentum * m + ratio * (g + decay * w);  w = w - lr * m
 
-    The ratio is 1 where |w| or |g| is 0, and in groups that are not `layerwise`. At a learning rate that changes this
-    is not the paper's velocity, which has the rates of the steps before in it.
+    The ratio is 1 where |w| or |g| is 0, and in groups that are not `layerwise`. The paper's velocity also contains the
+    learning rates of earlier steps, which makes a difference when the rate changes.
     """
 
     TRUST, EPSILON = 0.001, 1e-8
@@ -80,7 +80,7 @@ class Lamb(torch.optim.Optimizer):
             if fused:
                 state["step"] = state["step"].to(parameter.device)
         updates = scaled(weights, decay)
-        # Adam, where it may in one kernel, of which the learning rate -1 makes a sum with what is there.
+        # Adam's step with learning rate -1 adds its update to `updates`, fused into one kernel where allowed.
         adam(
             updates,
             local_gradients(parameters),
@@ -106,7 +106,7 @@ class NovoGrad(LayerwiseSGD):
         v = 0.98 * v + 0.02 * |g|^2, but |g|^2 where v is 0, as it is in the first step
         m = 0.95 * m + c * (g / (sqrt(v) + 1e-8) + decay * w);  w = w - lr * m
 
-    c is 1, or 0.05 with `grad_averaging`, which the paper has as a variant.
+    c is 1, or 0.05 with `grad_averaging`, a variant in the paper.
     """
 
     BETA_1, BETA_2, EPSILON = 0.95, 0.98, 1e-8

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal, and AdamW for all that is no matrix."""
+"""Muon: momentum with orthogonalised matrices, and AdamW for all other weights."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _slots(self, parameters: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
-        """Return the state of that name of each parameter, which is 0 at first."""
+        """Return the slot of that name of each parameter, initialised with zeros."""
         for parameter in parameters:
             state = self.state[parameter]
             if name not in state:
@@ -88,7 +88,7 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def local_rows(parameter: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a matrix, as it holds `parameter`: under FSDP some rows."""
+    """Return the rows of a matrix that this rank holds of `parameter`: all, or under FSDP some."""
     if not is_sharded(parameter):
         return matrix
     mesh = parameter.device_mesh  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,7 +1,7 @@
-"""State that optimizers keep for each weight, as a checkpoint has it. `tensorflow/optimizers/state.py` has the same.
+"""State of optimizers in checkpoints. `tensorflow/optimizers/state.py` has the same.
 
-The suite's optimizers, and those of torch that are the same, have canonical names for it, which both frameworks read.
-Any other optimizer of a user's keeps the names of its own `state`.
+The suite's optimizers, and equal ones of torch, have canonical names for it, which both frameworks read. Any other
+optimizer of a user keeps the names of its own `state`.
 """
 
 import copy
@@ -22,13 +22,13 @@ from allstep.pytorch.settings import NUMBERS, options_of
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
-"""Takes an array and a tensor, and returns what this rank holds of the array, as it holds the tensor."""
+"""Takes a whole array and a tensor; returns this rank's part of the array, sharded like the tensor."""
 # PyTorch's names of optimizer slots, where they are not the canonical ones.
 _SLOT_NAMES = {"momentum": "momentum_buffer", "sum_of_squares": "sum"}
 
 
 class CanonicalSlots:
-    """The state of the suite's optimizers: one array a weight and slot, and for each weight the steps it counted."""
+    """State of the suite's optimizers: an array for each weight and slot, and the number of steps of each weight."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CanonicalSlots:
         self.options = options_of(optimizer.param_groups)
 
     def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
-        """Yield name and shape of all that `export` yields after the first step, for all weights of a network."""
+        """Yield names and shapes of the tensors that `export` yields after the first step, for all weights."""
         for name, parameter in named:
             for slot in self._slots_of(parameter) if can_train(parameter) else ():
                 yield f"optimizer/{name}/{slot}", ArrayShape(()) if slot in LAYER_SLOTS else array_shape(parameter)
@@ -50,28 +50,28 @@ class CanonicalSlots:
                 yield f"optimizer/{name}/step", ArrayShape((), optional=True)
 
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what this rank remembers of its weights after `num_steps` steps."""
+        """Yield names and tensors of this rank's state after `num_steps` steps."""
         for name, parameter in named:
             if not can_train(parameter):
                 continue
             state = self._optimizer.state.get(parameter, {})
             for slot in self._slots_of(parameter):
-                # PyTorch makes them in a weight's first step, which fp16 or a missing gradient may put off.
+                # PyTorch creates slots in a weight's first step, which fp16 or a missing gradient may delay.
                 zeros = torch.zeros(()) if slot in LAYER_SLOTS else torch.zeros_like(parameter.detach())
                 found = state.get(_SLOT_NAMES.get(slot, slot))
                 yield f"optimizer/{name}/{slot}", zeros if found is None else found
-            # Only of weights that lacked gradients: the others have counted as many steps as the run.
+            # Only for weights that lacked gradients: the others have counted all steps of the run.
             count = float(state.get("step", 0))
             if self._counts_steps and count != num_steps:
                 yield f"optimizer/{name}/step", torch.tensor(count)
 
     def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
-        """Restore what `arrays` has of it."""
-        # PyTorch's other optimizers read it on the host, and would wait for the GPU in each step.
+        """Restore the state from `arrays`, which may lack some of it."""
+        # Other optimizers of PyTorch read the step on the host, and would wait for the GPU in each step.
         group = self._optimizer.param_groups[0]
         step_device = self._device if group.get("fused") or group.get("capturable") else None
         for name, parameter in named:
-            # A slot of one number is whole on every rank that has a part of its weight.
+            # A slot with one number is whole on every rank that has a part of its weight.
             scalar = torch.empty((), device=parameter.device)
             slots = {
                 _SLOT_NAMES.get(slot, slot): shard(
@@ -89,13 +89,13 @@ class CanonicalSlots:
 
 
 class OwnState:
-    """The state of any torch optimizer, by its own names: tensors and numbers of each weight.
+    """State of any torch optimizer under its own names: tensors and numbers of each weight.
 
-    Which these are shows in two steps, which are taken back. The methods are those of `CanonicalSlots`.
+    Two trial steps, which are undone, show which these are. The methods are those of `CanonicalSlots`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take these steps. Raises UserError, which names it, if the optimizer remembers what cannot be kept."""
+        """Take the trial steps. Raises UserError, which names the state, if a checkpoint cannot hold it."""
         self._optimizer, self._kind = optimizer, type(optimizer).__name__
         if callable(getattr(optimizer, "eval", None)):
             raise self._refused("has other weights for validation, of its eval(), which a run does not call")
@@ -187,7 +187,7 @@ def put_back(optimizer: torch.optim.Optimizer, before: tuple[dict, list[dict[str
     optimizer.state.clear()
     optimizer.state.update({parameter: copy.deepcopy(own) for parameter, own in before[0].items()})
     for group, options in zip(optimizer.param_groups, before[1], strict=True):
-        group.clear()  # of a count of steps, say, that begins with the first one
+        group.clear()  # an option such as a count of steps may have been added
         group.update(options)
     for parameter, weight in before[2].items():
         parameter.copy_(weight)
@@ -195,7 +195,7 @@ def put_back(optimizer: torch.optim.Optimizer, before: tuple[dict, list[dict[str
 
 
 def _size(update: torch.Tensor) -> tuple[float, float]:
-    """Return norm and sum of this rank's part of an update, which need no memory."""
+    """Return norm and sum of this rank's part of an update, instead of all its numbers."""
     own = getattr(update, "to_local", update.detach)()
     own = torch.view_as_real(own) if own.is_complex() else own
     return float(own.norm()), float(own.sum())
