@@ -1,4 +1,4 @@
-"""Builders of the parts of a training step: the one place where flags choose them."""
+"""Builders of the parts of a training step, the only place where flags select them."""
 
 import torch
 
@@ -31,7 +31,7 @@ def build_step(
     dataset: Dataset,
     measures_noise: bool,
 ) -> Step:
-    """Return the training step of a run; `network` is that of `Worker`.
+    """Return the training step of a run; see `Worker` for `network`.
 
     `measures_noise` tells whether the gradients of passes are measured for the noise scale.
     """
@@ -66,7 +66,7 @@ def build_step(
 
 
 def build_precision(config: TrainConfig, strategy: Strategy, device: torch.device) -> Precision:
-    """Return how --precision has layers compute."""
+    """Return the precision of --precision, in which layers compute."""
     if config.precision == "fp16":
         return ScaledFp16(device, strategy.overflowed_anywhere)
     return Autocast(device, torch.bfloat16) if config.precision == "bf16" else Precision()
@@ -75,7 +75,7 @@ def build_precision(config: TrainConfig, strategy: Strategy, device: torch.devic
 def build_optimizer_state(
     optimizer: torch.optim.Optimizer, network: torch.nn.Module, config: TrainConfig, device: torch.device
 ) -> OptimizerState:
-    """Return what the optimizer has of a checkpoint."""
+    """Return the optimizer's state in checkpoints."""
     if config.optimizer.optimizer == OWN_OPTIMIZER:
         return OwnState(optimizer)
     embeddings = embeddings_of(network)

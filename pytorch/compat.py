@@ -42,8 +42,8 @@ def set_max_programs(number: int) -> None:
 def sgd_step(optimizer: torch.optim.SGD) -> None:
     """Take a step of torch 2.14's SGD without its wrapper (see `without_compiler`); call it in torch.no_grad.
 
-    Its kernels take velocities of all weights or of none, and no sparse gradients. A weight whose first gradient comes
-    later begins with zeros, from which momentum makes the gradient itself, as without the kernels.
+    Its kernels need velocities of all weights or of none, and dense gradients. A weight whose first gradient comes
+    later starts with a velocity of zero, which has the same effect as none.
     """
     for group in optimizer.param_groups:
         trained = [one for one in group["params"] if one.grad is not None]
@@ -96,9 +96,9 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def keeps_buffers(stage: type) -> bool:
-    """Return whether a pipeline's stage has its buffers as before once it has seen what shapes its outputs have.
+    """Return whether a pipeline stage restores its buffers after it has inferred the shapes of its outputs.
 
-    torch 2.9 to 2.13 run its layers on made-up inputs for that, which counts in batch norms.
+    torch 2.9 to 2.13 run its layers on made-up inputs for that, which changes the statistics of batch norms.
     """
     return hasattr(stage, "_pre_metadata_inference_backup")
 

@@ -1,4 +1,4 @@
-"""Changes of the averaged gradients before the optimizer takes them: clipping, then noise. `tensorflow/` has both."""
+"""Changes of the averaged gradients before the optimizer's step: clipping, then noise. `tensorflow/` has both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""A trained network outside of a run, for `allstep.load` and `allstep export`: loaded, and written to other formats.
+"""Trained networks outside of a run, for `allstep.load` and `allstep export`: loading, and export to other formats.
 
-`tensorflow/loaded.py` has the same.
+`tensorflow/loaded.py` does the same.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class LoadedNetwork:
     """A network in evaluation mode on one device, with the normalisation of its samples."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset, own: Any = None) -> None:
-        """Build the network, whose weights `load` sets; random numbers of the program stay as they are.
+        """Build the network, whose weights `load` sets; the program's random generators stay as they are.
 
         Raises UserError if the device does not exist, and as `build_network` does.
         """
@@ -75,9 +75,9 @@ class _WithScaling(nn.Module):
 
 
 def _exported(model: torch.nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:
-    """Trace a network for batches of any size, by a run of it, or by its code where that fixes the size, as len() does.
+    """Trace a network for batches of any size: by running it or, if that fixes the size, as len() does, by its code.
 
-    Raises the exporter's exception upon the run if both fail.
+    Raises the exporter's exception of the run if both fail.
     """
     dynamic = ({0: torch.export.Dim("batch")},)
     try:
@@ -135,7 +135,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
         try:
             program = torch.onnx.export(exported, (), dynamo=True, opset_version=_OPSET, verbose=False, **names)
         except Exception as error:
-            while error.__cause__:  # which names the operator
+            while error.__cause__:  # the innermost cause names the operator
                 error = error.__cause__
             raise error from None
         assert program is not None  # with dynamo

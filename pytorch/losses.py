@@ -1,6 +1,6 @@
-"""The losses by name, and the logits among a network's outputs; `tensorflow/losses.py` has the same losses.
+"""Losses by name, and the logits among a network's outputs; `tensorflow/losses.py` has the same losses.
 
-Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
+Each takes outputs and targets, (n, ...), and returns the sum over the n samples of the mean over all other axes.
 """
 
 import math
@@ -20,6 +20,7 @@ from allstep.common.catalog.network_outputs import logits_of
 from allstep.common.catalog.user_file import name_of
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes outputs and targets, and returns a sum over the samples."""
 
 
 def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Tensor | None = None) -> Measure:
@@ -37,7 +38,7 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Ten
 
 
 def measure_of(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-    """Return a user's loss of arrays, times their number."""
+    """Return a function of arrays: a user's loss of outputs and targets, times the number of samples."""
     loss, device = build_loss(name), torch.empty(0).device
 
     @torch.no_grad()
@@ -75,10 +76,7 @@ def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> t
 
 
 def _check_object(function: Callable) -> None:
-    """Move a loss that is a module to the default device.
-
-    Raises UserError if it has parameters of its own, which nothing would train.
-    """
+    """Move a loss that is a module to the default device. Raises UserError if it has parameters of its own."""
     while isinstance(function, partial):
         function = function.func
     if isinstance(function, nn.Module):
@@ -122,13 +120,13 @@ class WithHeads(NamedTuple):
 
 
 def return_logits(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Have `network` return its logits, (n, `shape`), where it returns them among others."""
-    if not isinstance(network, torch.jit.ScriptModule):  # which takes no hooks
+    """Make `network` return only its logits, (n, *shape), if it returns more."""
+    if not isinstance(network, torch.jit.ScriptModule):  # a script takes no hooks
         network.register_forward_hook(lambda _module, _inputs, outputs: _reduced(outputs, shape))
 
 
 def with_heads(loss: Measure) -> Measure:
-    """Return `loss` plus, for outputs with auxiliary heads, the losses of these by the weights of their papers."""
+    """Return `loss` plus, for outputs with auxiliary heads, their losses with the weights of the papers."""
 
     def loss_of_all(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         if not isinstance(outputs, WithHeads):

@@ -22,8 +22,8 @@ from allstep.pytorch.losses import measure_of
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
     """Build the network that --model names, for a data set.
 
-    A network from a Python program, or a function that builds it, replaces it as `own`. Raises UserError if no network
-    has that name, or it does not fit the data set's samples.
+    `own` replaces it by a network from a Python program, or by a function that builds one. Raises UserError if no
+    network has that name, or it does not fit the data set's samples.
     """
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
@@ -40,7 +40,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
 
 
 def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
-    """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
+    """Return the hooks that a network and its loss need; networks of the suite need none."""
     checks = [LossCheck(measure_of(config.loss))] if config.loss and config.loss not in LOSSES else []
     if config.model in MODELS:
         return checks

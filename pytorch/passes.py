@@ -1,9 +1,9 @@
-"""Forward and backward passes over a batch: one after another, in as many parts as --accumulate-steps asks for."""
+"""Forward and backward passes over a batch: one after another, as many as --accumulate-steps asks for."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from allstep.common.catalog.network_outputs import no_gradient
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.kept.pass_state import to_repeat
+from allstep.pytorch.losses import Measure
 from allstep.pytorch.observer import Observer, observed
 from allstep.pytorch.strategies.batch_norm import uncounted
 
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     from allstep.pytorch.inputs import Inputs
     from allstep.pytorch.precision import Precision
 
-Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Takes outputs and targets, and returns a sum over the samples."""
 Scored = tuple[float, torch.Tensor | None]
-"""Sum of the losses and the outputs of some samples; 0 and None where another rank has them."""
+"""Sum of the losses and the outputs of some samples; 0 and None if another rank has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +38,7 @@ class TrainPass:
         loss_sum = self.loss(self.model(inputs), targets)
         if not loss_sum.requires_grad:
             raise no_gradient()
-        # Not loss_sum.backward(weight), an operation less: PyTorch imports SymPy for it, a third of a second a start.
+        # loss_sum.backward(weight) would save an operation, but imports SymPy, which takes a third of a second.
         (loss_sum * loss_weight).backward()
         return loss_sum.detach()
 
@@ -50,7 +49,7 @@ class ReducedPass(Protocol):
     def __call__(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool
     ) -> torch.Tensor:
-        """`is_last` is whether the optimizer's step follows: in that pass gradients are combined over ranks."""
+        """Run the pass; gradients are combined over ranks if `is_last`, before the optimizer's step."""
         ...
 
 
@@ -90,11 +89,7 @@ class Passes:
             inputs, targets = self.inputs(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight * loss_scale if end > begin else 0.0
             statistics = nullcontext() if loss_weight else uncounted(self.network)
-            with (
-                self.precision.computing(),
-                statistics,
-                observed(self.observers, 0, loss_weight * (end - begin)),
-            ):
+            with self.precision.computing(), statistics, observed(self.observers, 0, loss_weight * (end - begin)):
                 loss_sum = self.one_pass(inputs, targets, loss_weight, is_last=number == self.number - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)

@@ -13,7 +13,7 @@ class Precision:
     """float32 and tf32: layers compute in float32, and every step takes effect."""
 
     def computing(self) -> contextlib.AbstractContextManager:
-        """Forward passes run within it."""
+        """Return the context in which forward passes run."""
         return contextlib.nullcontext()
 
     def unless_overflowed(

@@ -36,10 +36,10 @@ class _Block:
         self._forward = forward
         inside = [one for module in modules for one in module.modules()]
         self._norms = [one for one in inside if isinstance(one, BatchNorm)]
-        # Those of other layers may have effects on outputs.
+        # The statistics of other layers may affect their outputs.
         others = [one for one in inside if not isinstance(one, BatchNorm)]
         self._statistics = [(module, name) for module in others for name in statistics_of(module)]
-        # To keep their states takes 0.1 ms, to draw again 0.3 ms; `checkpoint` itself keeps PyTorch's.
+        # Saving the states takes 0.1 ms and restoring them 0.3 ms; `checkpoint` itself does so for PyTorch's generator.
         self._drawing_again = (lambda: drawing_again(states())) if any(map(_may_draw, inside)) else nullcontext
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ class _Block:
 
     @contextmanager
     def _again(self, drawing: AbstractContextManager, values: Sequence[torch.Tensor | None]) -> Iterator[None]:
-        """Begin with the random numbers and statistics of the forward pass, which already include these samples."""
+        """Recompute with the random numbers and statistics of the forward pass, and count no sample a second time."""
         before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
         buffers = [module._buffers[name] for module, name in self._statistics]
         for norm in self._norms:
@@ -72,7 +72,7 @@ class _Block:
 
 
 def _may_draw(module: nn.Module) -> bool:
-    """Return whether a module may draw numbers of Python or NumPy, as code of users may."""
+    """Return whether a module may draw from Python's or NumPy's generators, as only user code does."""
     of_user = not type(module).__module__.startswith(("torch.", "torchvision.", "timm.", "allstep."))
     return of_user or "forward" in vars(module) or bool(module._forward_hooks or module._forward_pre_hooks)
 

@@ -24,15 +24,15 @@ _NAMES = {
     torch.optim.Adagrad: "adagrad",
     torch.optim.RMSprop: "rmsprop",
 }
-"""The optimizers whose state has the canonical names of that of `--optimizer`."""
+"""Optimizers of torch whose state has the canonical names, and their names in `--optimizer`."""
 _FOR_SLOTS = ("momentum", "nesterov", *TRIED)
-"""Options that decide what an optimizer remembers, or whether it can step; groups may have others than its own."""
+"""Options that decide which state an optimizer keeps, or whether it can step; they may differ between groups."""
 
 
 def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the flags that tell what an optimizer of torch does, as far as the run looks at them.
+    """Return the flags that describe an optimizer of torch, as far as the run uses them.
 
-    Raises UserError if it is none, or has a scheduler: learning rates are the run's.
+    Raises UserError if it is not an optimizer, or has a scheduler, since the run sets learning rates.
     """
     check_kind(optimizer, torch.optim.Optimizer)
     if any("initial_lr" in group for group in optimizer.param_groups):

@@ -1,4 +1,4 @@
-"""Settings that a user's hooks may change during a run: which weights train, and options of the optimizer."""
+"""Settings that a user's hooks may change during a run: frozen weights, and options of the optimizer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def _is_kept(value: Any) -> bool:
 
 
 class Settings:
-    """Keeps in checkpoints which settings are others than at the start, which is the user's program's to choose."""
+    """Settings in checkpoints: those that differ from the start, which the user's program sets."""
 
     def __init__(
         self,
@@ -37,22 +37,22 @@ class Settings:
         optimizer: torch.optim.Optimizer,
         options: Sequence[Mapping[str, Any]],
     ) -> None:
-        """`weights` yields those that this rank has; `options` are those of `options_of` after a step."""
+        """`weights` yields those that this rank holds; `options` is the result of `options_of` after a step."""
         self._weights, self._groups, self._options = weights, optimizer.param_groups, options
         self._start = {name: value for name, _, value in self._now()}
 
     def shapes(self) -> Iterator[tuple[str, ArrayShape]]:
-        """Yield name and shape of all that `export` may yield."""
+        """Yield names and shapes of all tensors that `export` may yield."""
         return ((name, ArrayShape(np.shape(like), dtype=_FLOAT, optional=True)) for name, like, _ in self._now())
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the settings that are others than at the start."""
+        """Yield names and values of the settings that differ from the start."""
         for name, _, value in self._now():
             if value not in (None, self._start[name]):
                 yield name, torch.tensor(value, dtype=torch.float64)
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what `arrays` has, and the settings at the start for what it lacks."""
+        """Restore the settings in `arrays`, and reset all others to those at the start."""
         values = {**self._start, **{name: arrays[name].tolist() for name in self._start.keys() & arrays.keys()}}
         for name, weight in self._weights():
             weight.requires_grad_(bool(values[_of_weight(name)]))
@@ -66,7 +66,7 @@ class Settings:
                 group[option] = value
 
     def _now(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield name, a value of the same kind, and the value now, None if there is none yet."""
+        """Yield the name of each setting, a value of its type, and the present value, None if there is none yet."""
         for name, weight in self._weights():
             yield _of_weight(name), True, weight.requires_grad
         for name, like, group, option in self._of_groups():
@@ -83,7 +83,7 @@ def _of_weight(name: str) -> str:
 
 
 class SettingsCheck(Hook):
-    """Hook after the user's own ones, which refuses what they have changed of the optimizer and a step would undo."""
+    """Hook after the user's own ones that refuses changes of the optimizer which a step would overwrite."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups, self._start = optimizer.param_groups, [float(group["lr"]) for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""The backward part of a step with --slices: the gradients of each slice by itself, given to `Ordered` to add up."""
+"""The backward part of a step with --slices: separate gradients for each slice, which `Ordered` adds up."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ from allstep.pytorch.strategies.reduction import Ordered, trainable
 OnePass = Callable[[Batch, int], torch.Tensor]
 """Takes a slice and its number, adds its gradients to those of the parameters, returns the sum of its losses."""
 Give = Callable[[int, int, torch.Tensor], None]
-"""Takes the number of a slice, that of a bucket, and the slice's vector of it."""
+"""Takes the numbers of a slice and of a bucket, and the slice's vector of that bucket."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of this rank, one after another. Each slice finds the running statistics of before the step."""
+    """Computes this rank's slices one after another, each starting with the running statistics before the step."""
 
     reduction: Ordered
     one_pass: ReducedPass
@@ -42,14 +42,14 @@ class Slices:
     seed: int
 
     def __call__(self, batch: Batch, loss_scale: float, num_steps: int) -> torch.Tensor:
-        """See `step.Backward`; the reduction knows the sum of losses. Raises UnequalBits as `audit` does."""
+        """See `step.Backward`; the sum of losses is in the reduction. Raises UnequalBits as `audit` does."""
         self.reduction.begin(min(self.reduction.sum.num_slices, batch.num_global))
         with self.reduction.whole_weights():
             self._add_own(batch, lambda part, number: self._pass(part, number, loss_scale, num_steps))
         return torch.zeros(())
 
     def _pass(self, part: Batch, number: int, loss_scale: float, num_steps: int) -> torch.Tensor:
-        # Dropout draws the same numbers for a slice on whichever rank.
+        # Dropout draws the same numbers for a slice on any rank.
         seed_generators(step_seed(self.seed, num_steps, number), self.inputs.device)
         inputs, targets = self.inputs(part)
         loss_weight = part.loss_weight * loss_scale
@@ -57,9 +57,9 @@ class Slices:
             return self.one_pass(inputs, targets, loss_weight, is_last=True)
 
     def _add_own(self, batch: Batch, one_pass: OnePass) -> None:
-        """Add up the vectors of this rank's slices, as far as the tree goes, and begin the sum over all ranks of each.
+        """Add up the vectors of this rank's slices within the tree, and begin their sums over all ranks.
 
-        In a step that is audited the sums begin after the audit.
+        In an audited step the sums begin after the audit.
         """
         reduction = self.reduction
         sums: list[TreeSum[torch.Tensor]] = [TreeSum(reduction.sum.num_slices) for _ in reduction.buckets]
@@ -90,7 +90,7 @@ class Slices:
                 reduction.begin_sum(one.partial)
 
     def _slices(self, batch: Batch, one_pass: OnePass, give: Give) -> None:
-        """Give each slice of a batch, bucket by bucket."""
+        """Compute the slices of a batch, and pass each bucket of each slice to `give`."""
         statistics, weights = self.reduction.statistics, trainable(self.reduction.model)
         before = [tensor.clone() for tensor in statistics]
         for one in _in_order(batch.slices):
@@ -108,8 +108,10 @@ class Slices:
         one_pass: Callable[[Batch], torch.Tensor],
         give: Callable[[int, torch.Tensor], None],
     ) -> None:
-        """Give each bucket of a slice when its backward pass has the gradients in it and in those before; the last one
-        when it has ended."""
+        """Compute a slice, and pass its buckets in order to `give`, each as soon as backward has its gradients.
+
+        The last bucket is passed on when the pass has ended.
+        """
         buckets = self.reduction.buckets
         if not part.num_samples:
             for number, bucket in enumerate(buckets):
@@ -154,14 +156,14 @@ class Slices:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Do what torch.manual_seed does, which in a process without a GPU formats its stack each time."""
+    """Seed like torch.manual_seed, which formats its stack at each call in a process without a GPU."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
 
 
 def _in_order(slices: Sequence[Slice]) -> list[Slice]:
-    """Return those without samples first: the sums begin during the backward pass of the last one."""
+    """Return slices without samples first, since the sums begin during the backward pass of the last slice."""
     return sorted(slices, key=lambda one: one.end > one.begin)
 
 

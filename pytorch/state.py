@@ -25,12 +25,12 @@ class State:
     def __init__(
         self, network: torch.nn.Module, optimizer_state: OptimizerState, step: Step, strategy: Strategy
     ) -> None:
-        """`network` has the weights by their canonical names; those that another rank keeps are on the device meta."""
+        """`network` has the weights under their canonical names; those of other ranks are on the device meta."""
         self._network, self._optimizer_state, self._step, self._strategy = network, optimizer_state, step, strategy
         self._settings = Settings(lambda: local_parameters(network), step.optimizer, optimizer_state.options)
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        averaged = {id(one) for one in running_statistics(self._network)}  # which are each rank's own until then
+        averaged = {id(one) for one in running_statistics(self._network)}  # these differ between ranks
         buffers = (
             (name, one)
             for name, one in self._network.named_buffers()
@@ -98,5 +98,5 @@ class State:
 
 
 def local_parameters(network: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield name and parameter of what this rank has of a network."""
+    """Yield names and parameters that this rank holds of a network."""
     return ((name, tensor) for name, tensor in network.named_parameters() if not tensor.is_meta)

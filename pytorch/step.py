@@ -17,8 +17,8 @@ Change = Callable[[int], None]
 
 
 Backward = Callable[[Batch, float, int], torch.Tensor]
-"""`Passes` or `Slices`: takes a batch, the loss scale and the number of steps taken before; adds up this rank's
-gradients in the parameters, or on their way to other ranks; returns the sum of the losses of this rank's samples."""
+"""`Passes` or `Slices`: takes a batch, the loss scale and the number of earlier steps; adds up this rank's gradients in
+the parameters, or sends them to other ranks; returns the sum of the losses of this rank's samples."""
 
 
 class Step:
@@ -35,7 +35,7 @@ class Step:
         changes: Sequence[Change],
         observers: list[Observer],
     ) -> None:
-        """`parameters` are all of the network, whether the optimizer has them or not."""
+        """`parameters` are all those of the network, including any that the optimizer does not have."""
         self.optimizer, self._parameters = optimizer, list(parameters)
         self._factors = rate_factors([float(group["lr"]) for group in optimizer.param_groups])
         self.backward, self.reduction, self.precision = backward, reduction, precision
@@ -79,12 +79,12 @@ class Step:
 
 
 def read_later(number: torch.Tensor | float) -> SupportsFloat:
-    """Return `number` as something that is read once a GPU has computed it."""
+    """Return an object that converts to `number` once a GPU has computed it, or the number itself."""
     return _PendingNumber(number) if isinstance(number, torch.Tensor) and number.is_cuda else number
 
 
 class _PendingNumber:
-    """A number that a GPU is computing; `float()` waits for it, but for no step that was started since."""
+    """Number that a GPU is computing; `float()` waits for it, but not for steps that were started later."""
 
     def __init__(self, number: torch.Tensor) -> None:
         self._number = number.to("cpu", non_blocking=True)

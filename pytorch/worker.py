@@ -42,8 +42,8 @@ class Worker(worker.Worker):
     ) -> None:
         """Build the step, the state and validation.
 
-        `network` has the weights, by their canonical names; those that another rank keeps are on the device meta.
-        `measures_noise` tells whether to look at the gradients of passes for the noise scale.
+        `network` has the weights under their canonical names; those of other ranks are on the device meta.
+        `measures_noise` tells whether to measure the gradients of passes for the noise scale.
         """
         self.device, self.collectives, self._strategy, self._network = device, strategy.collectives, strategy, network
         passes = config.parallel.accumulate_steps
@@ -59,7 +59,7 @@ class Worker(worker.Worker):
         loss = config.loss or default_loss(dataset.task)
         self._eval_pass = strategy.eval_pass(EvalPass(strategy.reduction.eval_model, build_loss(loss)))
         self._of_scores, self._output_shape = are_of_scores(config, dataset), dataset.output_shape
-        # Validation is not compiled: it has too few passes to make up for the time.
+        # Validation has too few passes to make up for the time of compiling it.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:

@@ -32,7 +32,7 @@ def session(
 ) -> TrainingRun | None:
     """Build the session of this rank; None for a process that only served others, which have finished.
 
-    `parts` are what a user's program brings in place of what flags name.
+    `parts` are the objects with which a user's program replaces those that flags name.
     """
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"

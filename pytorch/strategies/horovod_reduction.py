@@ -1,4 +1,4 @@
-"""How Horovod combines gradients: by all-reduce during the backward pass, in bfloat16 after it, or by Adasum."""
+"""Horovod's reductions of gradients: by all-reduce during the backward pass, in bfloat16 after it, or by Adasum."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,20 +36,20 @@ class _Bucket:
     awaited: set[torch.nn.Parameter] = field(default_factory=set)
     """Parameters whose gradients backward has still to compute."""
     sparse_dims: Sequence[int] = ()
-    """Sparse dimensions of this rank's gradients, 0 for dense ones, once the sum has begun."""
+    """Numbers of sparse dimensions of this rank's gradients, 0 for dense ones; known once the sum has begun."""
     handle: int | None = None
-    """Number that Horovod has given to the sum."""
+    """Horovod's handle of the sum."""
     wait: Callable[[], torch.Tensor] | None = None
     """Waits for the sum of the ranks' vectors; None before it has begun."""
 
 
 class Sums(Reduction):
-    """Averages, or sums, of the ranks' gradients. The step calls the optimizer, so that any will do.
+    """Averages, or sums, of the ranks' gradients, for any optimizer.
 
-    Gradients are cut into buckets, in the order in which a backward pass has them, as DDP does (Li et al. 2020,
-    "PyTorch Distributed", section 3.2.3). The sum of a bucket begins when backward has computed the last of its
-    gradients. Horovod's own optimizer sends each gradient by itself, which costs the host a call for each. A large one
-    does travel by itself, since it would have to be copied.
+    Gradients are cut into buckets, in the order in which a backward pass computes them, as in DDP (Li et al. 2020,
+    "PyTorch Distributed", section 3.2.3). The sum of a bucket begins when backward has computed its last gradient.
+    Horovod's own optimizer sends each gradient separately, which costs the host a call for each. A large gradient is a
+    bucket of its own, which saves copying it.
     """
 
     bucket_megabytes: Sequence[float] = (FIRST_BUCKET, BUCKET)
@@ -79,7 +79,7 @@ class Sums(Reduction):
 
     def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
         self._is_last_pass = False
-        # Whether all ranks lack a gradient goes with the gradients.
+        # This starts now, so that it overlaps with the sums.
         missing_on_all = _ask_for_missing(self._bucket_of)
         for bucket in self._buckets:
             if bucket.wait is None:  # this rank lacks some of its gradients
@@ -158,9 +158,9 @@ class Sums(Reduction):
 
 
 def _ask_for_missing(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], list[torch.nn.Parameter]]:
-    """Begin to compare which gradients are there; all ranks call it, and then what it returns.
+    """Begin to compare which gradients exist; all ranks call it, and then the function that it returns.
 
-    Returns: a function that waits, and returns the parameters that have no gradient on all ranks.
+    Returns: a function that waits, and returns the parameters without a gradient on any rank.
     """
     parameters = list(parameters)
     counts = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
@@ -174,13 +174,13 @@ def _ask_for_missing(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], l
 
 
 def _as_gradient(parameter: torch.nn.Parameter, own: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """Return `own`, a part of a bucket's sum, as the gradient of its parameter."""
+    """Return `own`, a part of a bucket's sum, in the form of a gradient of its parameter."""
     gradient = own.view(as_real(parameter).shape)
     if parameter.is_complex():
         gradient = torch.view_as_complex(gradient)
     if sparse_dim:
         return gradient.to_sparse(sparse_dim)
-    # Optimizers need gradients that lie in memory as their weights do.
+    # Optimizers need gradients with the memory layout of their weights.
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
@@ -206,9 +206,8 @@ class Bf16Sums(Sums):
 def bf16_sum(vector: torch.Tensor, divisor: float) -> torch.Tensor:
     """Return the float32 sum of the ranks' vectors (n,), divided by `divisor`; all ranks call it.
 
-    It travels as bfloat16, which Horovod's own messages do not have (0.28.1). Each rank adds up a part of the vectors
-    in float32, so that a sum is rounded once, and not at each rank as in a ring of bfloat16. As many bytes travel as in
-    an all-reduce of 16 bits.
+    The vectors are sent as bfloat16, which Horovod 0.28.1 lacks. Each rank adds up a part of them in float32, so a sum
+    is rounded once, not at each rank as in a ring of bfloat16. As many bytes are sent as in an all-reduce of 16 bits.
     """
     size, world_size = len(vector), hvd.size()
     padded = torch.nn.functional.pad(vector.bfloat16(), (0, -size % world_size))
@@ -220,7 +219,7 @@ def bf16_sum(vector: torch.Tensor, divisor: float) -> torch.Tensor:
 
 
 class AdasumOfUpdates(Reduction):
-    """Adasum, which combines what the optimizer makes of each rank's own gradients: Horovod steps the optimizer."""
+    """Adasum, which combines the updates of the ranks' optimizers: Horovod steps the optimizer."""
 
     def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
         distributed = hvd.DistributedOptimizer(
@@ -239,20 +238,20 @@ class AdasumOfUpdates(Reduction):
 
 @dataclass(frozen=True)
 class Sendable:
-    """One of Horovod's compressions, for gradients in any order in memory and for complex ones, which it refuses."""
+    """Wrapper of one of Horovod's compressions that also takes complex gradients, and any layout in memory."""
 
     compression: Any
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, torch.Tensor]]:
-        """Return what is sent, and what `decompress` needs."""
+        """Return the tensor to send, and the context for `decompress`."""
         sent, context = self.compression.compress(as_real(tensor).contiguous())
         return sent, (context, tensor)
 
     def decompress(self, tensor: torch.Tensor, context: tuple[Any, torch.Tensor]) -> torch.Tensor:
-        """Return what was received as the gradient was."""
+        """Return a received tensor in the form of the original gradient."""
         context, like = context
         tensor = self.compression.decompress(tensor, context)
         if like.is_complex():
             tensor = torch.view_as_complex(tensor)
-        # Optimizers need gradients that lie in memory as their weights do.
+        # Optimizers need gradients with the memory layout of their weights.
         return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
