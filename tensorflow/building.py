@@ -1,4 +1,4 @@
-"""Builders of the parts of a training step: the one place where flags choose them."""
+"""Builders of the parts of a training step, the only place where flags select them."""
 
 import keras
 
@@ -28,7 +28,7 @@ def build_step(
     dataset: Dataset,
     measures_noise: bool,
 ) -> tuple[Step, OnePass]:
-    """Return the training step of a run, and the pass of which it consists.
+    """Return the training step of a run, and the pass in it.
 
     `measures_noise` tells whether the gradients of passes are measured for the noise scale.
     """

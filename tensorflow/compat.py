@@ -35,7 +35,7 @@ def is_in_xla() -> bool:
 
 
 def momentary_variable(value: tf.Tensor) -> tf.Tensor:
-    """Return the handle of a new variable with this value, for kernels that update variables; it owns the variable.
+    """Return the handle of a new variable with this value, for kernels that update variables. It owns the variable.
 
     The name is the one of eager variables, so each execution creates a separate variable. XLA does not support it.
     """
@@ -45,9 +45,9 @@ def momentary_variable(value: tf.Tensor) -> tf.Tensor:
 
 
 def number_in_graph(name: str) -> int:
-    """Return how often this was called for `name` in the graph that is being traced; 0 where calls run at once.
+    """Return how often this was called before for `name` in the graph being traced; 0 in eager execution.
 
-    The number is the same on all ranks, and tells the calls of a shared layer apart.
+    The number is the same on all ranks, and distinguishes the calls of a shared layer.
     """
     if tf.executing_eagerly():
         return 0
@@ -79,7 +79,7 @@ def parts(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 
 def leave_gradients_as_they_are(optimizer: keras.Optimizer) -> None:
-    """Have `apply` take gradients that are added up over the replicas of tf.distribute already.
+    """Make `apply` accept gradients that are already summed over the replicas of tf.distribute.
 
     A Keras optimizer adds them up itself, in `_all_reduce_sum_gradients`.
     """
@@ -89,9 +89,9 @@ def leave_gradients_as_they_are(optimizer: keras.Optimizer) -> None:
 
 @contextlib.contextmanager
 def undivided_losses() -> Iterator[None]:
-    """Keep Keras' losses from dividing by the number of replicas, as they do in tf.distribute for its own `fit`.
+    """Keep Keras' losses from dividing by the number of replicas, which they do in tf.distribute for Keras' `fit`.
 
-    Replicas are threads that take turns, so this belongs around all of them.
+    Replicas are threads that take turns, so enter this once around all of them.
     """
     divide, losses.scale_loss_for_distribution = losses.scale_loss_for_distribution, lambda value: value
     try:
@@ -101,7 +101,7 @@ def undivided_losses() -> Iterator[None]:
 
 
 def take_new_collective_keys() -> None:
-    """Give the next MirroredStrategy other keys: by them TensorFlow remembers the shapes of earlier ones' tensors."""
+    """Give the next MirroredStrategy new collective keys, for which TensorFlow remembers no shapes of tensors."""
     tf.distribute.MirroredStrategy._collective_key_base += 10**5
 
 
@@ -128,8 +128,8 @@ def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
 def build_symbolically(model: keras.Model, iterator: Any) -> None:
     """Create a model's weights as Keras does in its first call, for the batches of an iterator of `fit`.
 
-    That is by its `build`, or by a symbolic run of `call`, which is not repeated in the first call then. The iterator's
-    `_distributed_dataset` knows the shapes, so that no batch is read.
+    This calls its `build`, or runs `call` symbolically, which the first call then does not repeat. The shapes come from
+    the iterator's `_distributed_dataset`, so no batch is read.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(iterator._distributed_dataset.element_spec)
     if type(model).build is not keras.Model.build and not model.built:

@@ -1,7 +1,7 @@
-"""State of layers that is no Keras variable: constants, tables and vocabularies, as `adapt` computes them.
+"""State of layers that is not in Keras variables: constants, tables and vocabularies, as `adapt` computes them.
 
-A broadcast of variables does not reach it, so two ranks may have equal weights and compute different outputs. Trainers
-and the drop-in compare it over ranks.
+A broadcast of variables does not include it, so two ranks may have equal weights and compute different outputs. The
+trainers and the drop-in compare it over ranks.
 """
 
 import hashlib
@@ -14,28 +14,30 @@ import tensorflow as tf
 
 from allstep.tensorflow.compat import layers_of
 
+_WITH_VOCABULARY = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
+
 
 def derive_again(model: keras.Model) -> None:
-    """Compute what layers derive from their variables (Normalization's mean and variance) from the present values."""
+    """Recompute what layers derive from their variables, such as Normalization's mean and variance."""
     for layer in layers_of(model):
         if layer.variables and callable(getattr(layer, "finalize_state", None)):
             layer.finalize_state()
 
 
 def constants_of(model: keras.Model) -> Iterator[tuple[keras.layers.Layer, str, str]]:
-    """Yield layer, attribute and digest of the numbers, arrays, and vocabularies that layers hold beside variables."""
+    """Yield layer, attribute and digest of all numbers, arrays and vocabularies of layers that are not variables."""
     for layer in layers_of(model):
         for attribute, value in _state(layer):
             yield layer, attribute, hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _state(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a layer's state beside its variables, those of a vocabulary included."""
-    if isinstance(layer, keras.Model):  # its attributes are a user's, such as the samples of this rank
+    """Yield names and values of a layer's state besides its variables, including its vocabulary."""
+    if isinstance(layer, keras.Model):  # its attributes are the user's, such as the samples of this rank
         return
-    if _has_vocabulary(layer):
+    if isinstance(layer, _WITH_VOCABULARY):
         yield "vocabulary", layer.get_vocabulary()
-    # Such as a salt; where there are weights, their shapes tell. A user's may count what a rank has seen.
+    # Whole numbers such as a salt; weights would show them by their shapes. A user's may count this rank's samples.
     whole = type(layer).__module__.startswith("keras.") and not layer.variables
     for name, value in sorted(vars(layer).items()):
         if name.startswith("_") or name in ("seed", "summary"):
@@ -45,19 +47,11 @@ def _state(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
             yield name, found
 
 
-def _has_vocabulary(layer: keras.layers.Layer) -> bool:
-    kinds = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
-    return isinstance(layer, kinds)
-
-
 def _numbers(value: Any, *, whole: bool) -> Any:
-    """Return fractions, arrays, tensors and lists of them as bytes and lists; None for all else.
+    """Return floats, arrays, tensors and lists of them as bytes and lists; None for anything else.
 
-    Variables of Keras are left out: it knows weights, and what is none follows the samples, as states of recurrent
-    layers.
-
-    Args:
-        whole: whether to return whole numbers as well.
+    Variables of Keras are left out: weights are compared elsewhere, and others depend on the samples, such as the
+    states of recurrent layers. `whole` tells whether to return whole numbers as well.
     """
     if isinstance(value, keras.Variable):
         return None

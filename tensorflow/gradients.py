@@ -1,4 +1,4 @@
-"""Changes of the averaged gradients before the optimizer takes them: clipping, then noise. `pytorch/` has both."""
+"""Changes of the averaged gradients before the optimizer's step: clipping, then noise. `pytorch/` has both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How samples get into a step, normalised. `pytorch/inputs.py` has the same."""
+"""Inputs of a step: normalised samples. `pytorch/inputs.py` has the same."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 from allstep.common.data.datasets import Dataset
 
 Samples = tuple[tf.TensorSpec, tf.TensorSpec]
-"""Shape and type of inputs and of targets, for any number of samples."""
+"""Shapes and types of inputs and targets, for any number of samples."""
 
 
 class Inputs:
@@ -20,7 +20,7 @@ class Inputs:
         self._normalise: Callable[[tf.Tensor], tf.Tensor] = (
             (lambda inputs: inputs * scale + shift)
             if dataset.input_type == "uint8"
-            # A mean may be many times the deviation, and its digits would be lost in a scaled shift.
+            # A mean may be many times the deviation; a scaled shift would lose its digits.
             else (lambda inputs: (inputs - mean) * (1 / std))
         )
         inputs = tf.TensorSpec((None, *dataset.input_shape), dataset.input_type)
@@ -30,5 +30,5 @@ class Inputs:
         self.in_validation: Samples = (inputs, targets)
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return inputs normalised, and tokens as they are; called in a step."""
+        """Return normalised inputs, or tokens unchanged; called in a compiled step."""
         return inputs if inputs.dtype == tf.int64 else self._normalise(tf.cast(inputs, tf.float32))

@@ -1,6 +1,6 @@
-"""A trained network outside of a run, for `allstep.load` and `allstep export`: loaded, and written to other formats.
+"""Trained networks outside of a run, for `allstep.load` and `allstep export`: loading, and export to other formats.
 
-`pytorch/loaded.py` has the same.
+`pytorch/loaded.py` does the same.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ def write(form: str, path: Path, network: LoadedNetwork, dataset: Dataset, *, sc
 
 
 def _make_erf(graph: Any, node: Any, *_: object) -> None:
-    """Make 1 - Erf of a node Erfc, which ONNX lacks, and Keras' gelu has."""
+    """Replace a node Erfc, which Keras' gelu uses and ONNX lacks, by 1 - Erf."""
     from tf2onnx.utils import map_onnx_to_numpy_type  # pyright: ignore[reportMissingImports] (an extra)
 
     node.type = "Erf"

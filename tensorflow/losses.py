@@ -1,6 +1,6 @@
-"""The losses by name; `pytorch/losses.py` has the same ones.
+"""Losses by name; `pytorch/losses.py` has the same ones.
 
-Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
+Each takes outputs and targets, (n, ...), and returns the sum over the n samples of the mean over all other axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from allstep.common.catalog.losses import wrong_loss
 from allstep.common.catalog.user_file import name_of
 
 Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""Takes outputs and targets, and returns a sum over the samples."""
 
 
 def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()) -> Measure:
@@ -34,7 +35,7 @@ def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[
 
 
 def measure_of(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-    """Return a user's loss of arrays, times their number."""
+    """Return a function of arrays: a user's loss of outputs and targets, times the number of samples."""
     loss = build_loss(name)
     return lambda outputs, targets: float(loss(tf.constant(outputs), tf.constant(targets)))
 
@@ -64,7 +65,7 @@ def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: floa
 def _weighted_cross_entropy(
     outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float, class_weights: Sequence[float]
 ) -> tf.Tensor:
-    """Return the same with a factor for the term of each class, as in torch's cross_entropy."""
+    """Return the cross-entropy with a factor for the term of each class, as in torch's cross_entropy."""
     num_classes = len(class_weights)
     shares = targets if targets.dtype.is_floating else tf.one_hot(targets, num_classes)
     shares = (1 - label_smoothing) * shares + label_smoothing / num_classes
@@ -81,7 +82,7 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
 
 
 def _check(function: Callable) -> None:
-    """Raise UserError if a loss has variables, which ranks do not share and checkpoints lack, or no reduction."""
+    """Raise UserError if a loss has variables, which are neither shared by ranks nor saved, or has no reduction."""
     if isinstance(function, keras.losses.Loss) and function.reduction in (None, "none"):
         raise UserError(
             f"expected a loss of Keras that is a mean over samples, received {name_of(function)} with "
@@ -112,7 +113,7 @@ def _targets_last(function: Callable) -> Callable:
 
 def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     measured = measure(tf.cast(outputs, tf.float32), targets)
-    num_elements = cast("int", measured.shape[1:].num_elements())  # of a sample, which is known
+    num_elements = cast("int", measured.shape[1:].num_elements())  # only the number of samples is unknown
     return tf.reduce_sum(measured) / num_elements
 
 
@@ -121,7 +122,7 @@ def _mae(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 
 
 def _huber(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Quadratic up to a difference of 1, linear from there (Huber 1964)."""
+    """Return Huber's loss (1964): quadratic up to a difference of 1, linear beyond."""
     apart = _mae(outputs, targets)
     return tf.where(apart < 1, tf.square(apart) / 2, apart - 0.5)
 

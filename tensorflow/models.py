@@ -35,8 +35,8 @@ _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> keras.Model:
     """Build the network that --model names, for a data set.
 
-    A network from a Python program, or a function that builds it, replaces it as `own`. Raises UserError if no network
-    has that name, it does not fit the data set's samples, or its code sets Keras to other types.
+    `own` replaces it by a network from a Python program, or by a function that builds one. Raises UserError if no
+    network has that name, it does not fit the data set's samples, or its code changes Keras' types.
     """
     before = keras.config.dtype_policy()
     try:
@@ -61,7 +61,7 @@ def policy_of(config: TrainConfig) -> str:
 
 
 def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
-    """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
+    """Return the hooks that a network and its loss need; networks of the suite need none."""
     checks = [LossCheck(measure_of(config.loss))] if config.loss and config.loss not in LOSSES else []
     if config.model in MODELS:
         return checks
@@ -119,11 +119,11 @@ class CanonicalWeight:
 
     @property
     def is_float(self) -> bool:
-        """Whether it has real numbers, not counters or flags."""
+        """Whether it holds real numbers rather than counters or flags."""
         return "float" in self.variable.dtype
 
     def like(self, variable: keras.Variable) -> CanonicalWeight:
-        """Return what is kept for this weight: in its layout, if it has its shape."""
+        """Return a variable of this weight, such as a slot, with the weight's layout if it has the weight's shape."""
         same = tuple(variable.shape) == tuple(self.variable.shape)
         return replace(self, variable=variable) if same else unchanged(self.name, variable)
 
@@ -205,7 +205,7 @@ def _layers_weights(model: keras.Model, names: Mapping[str, str]) -> Iterator[Ca
 
 
 def _variable(layer: keras.layers.Layer, name: str) -> keras.Variable:
-    """Return the layer's variable of that name; after `enable_lora` the attribute is its sum with the adapter."""
+    """Return the layer's variable of that name; after `enable_lora` the attribute would include the adapter."""
     return next(variable for variable in layer.weights if variable.name == name)
 
 

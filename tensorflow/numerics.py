@@ -28,7 +28,7 @@ def prepare(config: TrainConfig) -> None:
 
 
 def wrong_keras() -> str | None:
-    """Return the line about a Keras that does not run on TensorFlow, or that `tf.keras` is not; None if all is well."""
+    """Return an error line if Keras does not run on TensorFlow, or `tf.keras` is another Keras; else None."""
     if (backend := keras.backend.backend()) != "tensorflow":
         return f"allstep needs Keras on TensorFlow, it runs on {backend}; set KERAS_BACKEND=tensorflow"
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
@@ -37,10 +37,10 @@ def wrong_keras() -> str | None:
 
 
 def check_settings(*policies: str) -> None:
-    """Check what a program, the files of flags or keras.json may have set for all of Keras.
+    """Check the global settings of Keras, which a program, a user's file or keras.json may have changed.
 
-    Raises UserError if layouts or types are not those of the trainers, the policy of layers is none of `policies`, of
-    which the first is that of --precision.
+    Raises UserError if the layout or type is not that of the trainers, or the policy of layers is not one of
+    `policies`; the first of these is the one that --precision sets.
     """
     found = keras.config.image_data_format(), keras.config.floatx()
     if found != ("channels_last", "float32"):
@@ -56,13 +56,13 @@ def check_settings(*policies: str) -> None:
 
 
 def check_strategy() -> None:
-    """Refuse a strategy that a program or a file of flags has set, before the run sets that of --strategy."""
+    """Refuse a strategy that a program or a user's file has entered, before the run enters that of --strategy."""
     if tf.distribute.has_strategy():
         name = type(tf.distribute.get_strategy()).__name__
         raise UserError(f"expected no strategy of tf.distribute, received {name}; leave it out, and give --strategy")
 
 
 def check_graphs() -> None:
-    """Refuse functions that run eagerly: what a step does at its first call alone would be done in each of them."""
+    """Refuse functions that run eagerly, since a step would repeat in each call what it must do only when traced."""
     if tf.config.functions_run_eagerly():
         raise UserError("expected TensorFlow to run functions as graphs, received run_functions_eagerly; leave it out")

@@ -15,28 +15,28 @@ from allstep.tensorflow.strategies.strategy import Strategy
 
 
 class Observer:
-    """Looks at a training step at five moments, of which three are traced. This base class does nothing at any."""
+    """Observer of training steps, partly within the traced step. This base class does nothing."""
 
     state: Sequence[tuple[str, CanonicalWeight]] = ()
-    """State of the observer that a checkpoint keeps: its name there, and its variable."""
+    """Names and variables of the observer's state in a checkpoint."""
 
     sees_slices = False
-    """Whether it looks at slices, whose vectors then come out of what is traced."""
+    """Whether it observes slices, whose vectors must then leave the traced step."""
     measures: Sequence[str] = ()
     """Names of the numbers that `see_pass` returns."""
 
     def begin(self, batch: Batch, learning_rate: float) -> None:
-        """A step begins on this rank's share of a global batch."""
+        """Begin a step on this rank's share of a global batch."""
 
     def see_pass(self, gradients: Gradients, factor: tf.Tensor) -> Mapping[str, tf.Tensor]:
-        """Return numbers for the `StepResult` from the gradient of a pass's mean loss times `factor`; traced.
+        """Return numbers for the `StepResult`, given the gradients of a pass's mean loss times `factor`; traced.
 
         They are added up over passes and devices.
         """
         return {}
 
     def see_local(self, gradients: Gradients) -> None:
-        """A device has these gradients, added up over its passes; traced."""
+        """See the gradients of a device, added up over its passes; traced."""
 
     def see_slice(self, number: int, vector: tf.Tensor, *, has_samples: bool) -> None:
         """See the vector of a slice: the sum of its losses, its gradients and more (--slices)."""
@@ -45,27 +45,24 @@ class Observer:
         """See the sum of the vectors of all slices (--slices)."""
 
     def see_averages(self, gradients: Gradients) -> None:
-        """These are the averaged gradients, before anything changes them; traced."""
+        """See the averaged gradients, before anything changes them; traced."""
 
     def see_updates(self, num_steps: tf.Tensor) -> None:
-        """The optimizer has changed the weights, after `num_steps` steps before this one; traced."""
+        """See the weights after the optimizer's update, which follows `num_steps` earlier ones; traced."""
 
     def numbers(self) -> Mapping[str, tf.Tensor]:
-        """Return more numbers for the `StepResult`, once the update was traced; added up over devices."""
+        """Return further numbers for the `StepResult` after the update, to be added up over devices; traced."""
         return {}
 
     def end(self, result: StepResult) -> None:
-        """The step is over, with or without an update."""
+        """End the step, which may have had no update."""
 
     def exchange_weights(self) -> None:
         """Exchange the network's weights and their moving averages, if the observer has any."""
 
 
 class GradientSquares(Observer):
-    """Squares of the norms of gradients, within a traced step; `pytorch/observer.py` has the same.
-
-    They are 0 in steps that are not to be measured, in which nothing is computed for them.
-    """
+    """Squares of the norms of gradients; `pytorch/observer.py` has the same. They are 0 in unmeasured steps."""
 
     measures = ("squares_of_parts",)
 
@@ -73,11 +70,11 @@ class GradientSquares(Observer):
         self._optimizer, self._num_local_devices = optimizer, num_local_devices
 
     def see_pass(self, gradients: Gradients, factor: tf.Tensor) -> Mapping[str, tf.Tensor]:
-        # 0 where the factor is 0: a pass without samples.
+        # A pass without samples has the factor 0, and the square 0.
         return {"squares_of_parts": self._square(gradients, tf.math.square(factor))}
 
     def see_averages(self, gradients: Gradients) -> None:
-        # The devices of this process all have it, and it is added up over them.
+        # All devices of this process have the average, and it is added up over them.
         self._average = self._square(gradients, tf.constant(float(self._num_local_devices)))
 
     def numbers(self) -> Mapping[str, tf.Tensor]:
@@ -121,7 +118,7 @@ class WeightAverage(Observer):
     def exchange_weights(self) -> None:
         for variable, (_, average) in zip(self._variables, self.state, strict=True):
             kept, *_ = self._strategy.replicas(variable)
-            kept = kept.copy()  # which may be the variable's own memory
+            kept = kept.copy()  # it may share the variable's memory
             variable.assign(self._strategy.replicas(average.variable)[0])
             average.variable.assign(kept)
 

@@ -1,4 +1,4 @@
-"""Forward and backward passes over a batch: one after another, in as many parts as --accumulate-steps asks for."""
+"""Forward and backward passes over a batch: one after another, as many as --accumulate-steps asks for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from allstep.common.catalog.network_outputs import no_gradient
 from allstep.tensorflow.compat import layers_of
+from allstep.tensorflow.losses import Measure
 from allstep.tensorflow.networks.batch_norm import counted
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 Gradients = Sequence[tf.Tensor | None]
 """Gradients of the trainable weights in the model's order; None for a weight that the loss does not depend on."""
-Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Takes outputs and targets, and returns a sum over the samples."""
 LossAndGradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, Gradients]]
 """See `OnePass.__call__`."""
 
@@ -29,25 +28,25 @@ class OnePass:
     """A forward and a backward pass on one device."""
 
     def __init__(self, model: keras.Model, forward: Callable[..., tf.Tensor], inputs: Inputs, loss: Measure) -> None:
-        """`forward` is the model, or computes the same."""
+        """`forward` is the model, or another function that computes its outputs."""
         self._model, self._inputs, self._loss = model, inputs, loss
         self.forward: Callable[[tf.Tensor], tuple[Sequence[tf.Tensor], tf.Tensor]] = lambda inputs: (
             (),
             forward(inputs, training=True),
         )
-        """Returns outputs of layers whose gradients are to be looked at, and the outputs of the model."""
+        """Returns the outputs of layers whose gradients a trace observes, and those of the model."""
         self.see_layers: Callable[[Sequence[tf.Tensor]], None] = lambda gradients: None
-        """Looks at those gradients."""
-        # Keras' batch norms count the sample of weight 0 that stands in an empty slice, but for synchronised ones.
+        """Receives those gradients."""
+        # Keras' batch norms, except synchronised ones, count the sample of weight 0 that pads an empty slice.
         over_all = {v.path for layer in layers_of(model) if "_moments" in vars(layer) for v in layer.variables}
         self._moving_averages = [
             v for v in model.non_trainable_variables if "moving_" in v.path and v.path not in over_all
         ]
 
     def __call__(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
-        """Return the sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0.
+        """Return the sum of the samples' losses, and the gradients of the sum times `loss_weight`; 0 if that is 0.
 
-        What layers add to the loss counts as often as there are samples, as in their mean.
+        Losses that layers add are multiplied by the number of samples, since Keras adds them to the mean loss.
         """
         counts = tf.sign(loss_weight)
         before = [tf.identity(variable.value) for variable in self._moving_averages]
@@ -57,7 +56,7 @@ class OnePass:
             loss = loss_sum * loss_weight
         for variable, value in zip(self._moving_averages, before, strict=True):
             variable.assign(tf.where(counts > 0, variable.value, value))
-        # Keras 3 variables wrap TensorFlow's: the tape knows only the latter.
+        # Keras 3 variables wrap TensorFlow's, and the tape knows only the latter.
         weights = [variable.value for variable in self._model.trainable_variables]
         found = tape.gradient(loss, [*weights, *layers])
         if all(one is None for one in found):
@@ -94,7 +93,7 @@ class Passes:
     def __call__(
         self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, Gradients, Mapping[str, tf.Tensor]]:
-        """Return the sum of losses, the gradients, and what observers measure of them."""
+        """Return the sum of losses, the gradients, and the numbers that observers measure."""
         compute = self._pass if self.number == 1 else self._accumulated
         loss_sum, gradients, numbers = compute(inputs, targets, loss_weight)
         for observer in self.observers:
@@ -129,7 +128,7 @@ class Passes:
 
 
 def on_present(function: Callable[[list[Any]], Sequence[Any]], gradients: Gradients) -> Gradients:
-    """Return `gradients` with those that are not None replaced by what `function` makes of all of these."""
+    """Return `gradients` with those that are not None replaced by the results of `function` for all of them."""
     results = iter(function([one for one in gradients if one is not None]))
     return [None if one is None else next(results) for one in gradients]
 
@@ -139,8 +138,8 @@ def cut(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return part `number` of some samples, as `sharding.rank_slice` cuts them.
 
-    Returns: inputs, targets, and the weight of their losses: 0 where the part is empty and has a sample that does not
-    count, since convolutions take no empty batches; else `loss_weight`.
+    Returns: inputs, targets, and the weight of their losses. It is `loss_weight`, or 0 for an empty part, which gets a
+    sample that does not count, because convolutions need one.
     """
     size = tf.shape(targets)[0]
     start, stop = size * number // num_parts, size * (number + 1) // num_parts

@@ -16,11 +16,11 @@ _MIN_OPERATIONS = 6
 
 
 def forward_of(network: keras.Model, *, in_blocks: bool) -> Callable[..., tf.Tensor]:
-    """Return what computes the network's outputs, its blocks one by one if they are recomputed.
+    """Return a function that computes the network's outputs, block by block if blocks are recomputed.
 
-    What is recomputed reads weights once more, and must do so before the optimizer changes them. `tf.recompute_grad`
-    joins its gradients by an IdentityN, which waits for those reads. TensorFlow's optimizer of graphs leaves out what
-    says the same of a weight and its update, and then the IdentityN: some runs got gradients of changed weights.
+    Recomputation reads weights again, and must do so before the optimizer changes them. `tf.recompute_grad` ensures
+    that by an IdentityN around the gradients, which TensorFlow's graph optimizer may remove as redundant: some runs
+    then got gradients of changed weights. So this turns that optimization off.
 
     Raises UserError if the blocks of a network cannot be found.
     """
@@ -51,7 +51,7 @@ class RecomputedBlocks:
 
 
 def _forward(block: keras.Model, *, training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function that computes a block; its second call begins with the state of the first, and changes none."""
+    """Return a function that computes a block; its second call starts from the state of the first, and keeps it."""
     began = []
 
     def forward(values: tf.Tensor) -> tf.Tensor:

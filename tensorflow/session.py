@@ -34,10 +34,9 @@ with contextlib.suppress(UserError):  # `fit` raises it again, and reports it in
 
 
 def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict[str, Any]:
-    """Return the flags that tell what an optimizer of Keras does, as far as the run looks at them.
+    """Return the flags that describe an optimizer of Keras, as far as the run uses them.
 
-    Raises:
-        UserError: names what the optimizer would do that is the run's to do.
+    Raises UserError if the optimizer has an option that the run takes over, or is not an optimizer.
     """
     if not isinstance(optimizer, keras.Optimizer):
         if not callable(optimizer):

@@ -1,4 +1,4 @@
-"""Settings that a user's hooks may not change during a run, since a step that is traced would not see it."""
+"""Settings that a user's hooks may not change during a run, because a traced step would ignore the change."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from allstep.tensorflow.compat import layers_of, parts
 
 
 class SettingsCheck(Hook):
-    """Hook after the user's own ones, which refuses layers that they freeze or unfreeze, and other learning rates."""
+    """Hook after the user's own ones that refuses frozen or unfrozen layers, and changed learning rates."""
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         self._parts = [(one.path, one) for one in (*layers_of(model), *model.variables)]

@@ -25,7 +25,7 @@ class State:
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         for weight in canonical_weights(self._model):
-            if weight.variable.trainable or not weight.is_float:  # which ranks do not average
+            if weight.variable.trainable or not weight.is_float:  # running statistics differ between ranks
                 for array in self._strategy.replicas(weight.variable):
                     yield weight.name, array
         for number, (layer, attribute, digest) in enumerate(constants_of(self._model)):
@@ -76,7 +76,7 @@ class State:
             variable.assign(value)
 
     def _all(self) -> Iterator[tuple[str, CanonicalWeight]]:
-        """Yield all that is kept, with its name in a checkpoint."""
+        """Yield the names and weights of the whole state in a checkpoint."""
         for weight in canonical_weights(self._model):
             yield f"model/{weight.name}", weight
         yield from optimizer_state(self._step.optimizer, self._flags, trained_weights(self._model))

@@ -13,22 +13,21 @@ from allstep.tensorflow.compat import parts
 from allstep.tensorflow.observer import Observer
 from allstep.tensorflow.passes import Gradients, Passes
 from allstep.tensorflow.precision import Precision
+from allstep.tensorflow.strategies.ordered_sum import Numbers
 from allstep.tensorflow.strategies.reduction import Reduction
 
 Change = Callable[[Gradients, tf.Tensor], Gradients]
-"""Takes the averaged gradients and the number of steps taken before this one, and returns what replaces them."""
-Numbers = dict[str, tf.Tensor]
-"""Fields of a `StepResult`, added up over the devices of this process."""
+"""Takes the averaged gradients and the number of earlier steps, and returns the changed gradients."""
 
 
 class Step:
-    """A training step. Each of its parts is chosen once, by `building.build_step`; optional parts have neutral bases.
+    """A training step. Its parts are chosen once, by `building.build_step`; optional parts have neutral bases.
 
-    `compute` is what TensorFlow traces, on each device of this process; with --slices, `apply` alone.
+    TensorFlow traces `compute` on each device of this process; with --slices, only `apply`.
     """
 
     start: Callable[[Batch, float, float], StepResult]
-    """Starts what was traced, with batch, learning rate and loss scale."""
+    """Starts the traced step, given batch, learning rate and loss scale."""
 
     def __init__(
         self,
@@ -78,6 +77,6 @@ class Step:
             observer.see_updates(num_steps)
 
     def set_learning_rate(self, learning_rate: tf.Tensor) -> None:
-        """Set the learning rate of the next step; called in what is traced, once for all devices."""
+        """Set the learning rate of the next step; called in the traced step, once for all devices."""
         for rate, factor in self._rates:
             rate.assign(learning_rate if factor == 1 else learning_rate * factor)

@@ -23,9 +23,9 @@ from allstep.tensorflow.strategies.strategy import Strategy
 class StepTrace(Observer):
     """Records digests of the steps of a rank.
 
-    These are of the gradient of each weight on its rank, or of each slice, of their sums, and of the weights after the
-    step; and of the gradient at the output of each layer with weights, of one sample, another one in each step. What
-    exists only within the compiled step is assigned there to variables, which takes no copy.
+    These are digests of the gradients on this rank or of each slice, of their sums, of the weights after the step, and
+    of the gradient at the output of each layer with weights, for one sample, a different one in each step. Values that
+    exist only within the compiled step are assigned to variables there, which takes no copy.
     """
 
     sees_slices = True
@@ -43,8 +43,8 @@ class StepTrace(Observer):
         """Prepare the trace; it must exist before the step is compiled.
 
         Args:
-            weights: have gradients, in the order in which a slice's vector has them, behind its loss.
-            one_pass: whose layers are looked at, where passes run on one device, and keep what they compute.
+            weights: those with gradients, in their order in a slice's vector, after its loss.
+            one_pass: the pass whose layers are traced; None if it runs on several devices, or recomputes activations.
         """
         self._optimizer = optimizer
         self._weights = [strategy.copies(weight.variable)[0] for weight in weights[::-1]]  # in backward's order
@@ -74,7 +74,7 @@ class StepTrace(Observer):
     # Within the compiled step.
 
     def _keep_layers(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Keep those at the outputs of layers."""
+        """Keep the gradients of one sample at the outputs of layers."""
         step = tf.cast(cast("keras.Variable", self._optimizer.iterations).value, tf.int32) + 1
         samples = [gradient[tf.math.floormod(step, tf.shape(gradient)[0])] for gradient in gradients]
         self._layers.assign(tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in samples], 0))
@@ -114,7 +114,7 @@ class StepTrace(Observer):
         self._recorder.write(self._row)
 
     def close(self) -> None:
-        """Everything is written already."""
+        """Do nothing: each step is written at its end."""
 
     def _see_layers(self, number: int) -> None:
         assert self._row is not None
@@ -133,12 +133,12 @@ def _keep(variables: Sequence[tf.Variable], gradients: Gradients) -> None:
 
 
 def _values(variable: tf.Variable) -> np.ndarray:
-    # The operation itself: what a variable does around it takes as long again, some dozen times a step.
+    # The bare operation takes half as long as `value()`, which matters some dozen times per step.
     return host_array(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
 def _outputs(model: keras.Model) -> Iterator[tuple[str, keras.KerasTensor]]:
-    """Name and output of each layer that has weights and is called once, in the order of forward."""
+    """Yield name and output of each layer that has weights and is called once, in the order of the forward pass."""
     for layer in model.layers:
         if not layer.trainable_weights or len(layer._inbound_nodes) != 1:
             continue

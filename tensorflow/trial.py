@@ -36,7 +36,7 @@ def try_network(
 ) -> object:
     """Return the network's outputs for two samples of random numbers.
 
-    It is tried in training as well, to see what changes in a pass; all variables stay as they are.
+    The trial covers training as well, to find what a pass changes; all variables stay as they are.
 
     Returns: outputs in validation, or those in training if these have another shape.
     """
@@ -69,7 +69,7 @@ def try_network(
 def _tried(
     network: keras.Model, variants: Sequence[np.ndarray], *, is_of_user: bool, in_parts: bool
 ) -> tuple[object, PassState]:
-    """Return the outputs of a pass in training, and what passes change; the network keeps the state of before."""
+    """Return the outputs of a pass in training, and the state that passes change; restore the network's state."""
     before, found, drawn, samples = Snapshot(network), [], [], variants[0]
     gradients: list[list[np.ndarray | None]] = []
     num_regularized = sum(weight.regularizer is not None for weight in network.trainable_weights)
@@ -103,7 +103,7 @@ def _tried(
         return [None if one is None else np.array([tf.norm(one), tf.reduce_sum(one)]) for one in dense]
 
     def added(inputs: np.ndarray) -> float:
-        """Return what layers add to the loss of samples; dropout, whose draws depend on their number, is off."""
+        """Return the losses that layers add for samples, without dropout, whose draws depend on their number."""
         before.restore()
         passed(inputs, training=False)
         return float(losses_of_layers(network, tf.constant(inputs)))
@@ -113,7 +113,7 @@ def _tried(
     norms = [norm for norm in norms if may_couple and norm.trainable]
     trainable = [(variable, variable.trainable) for norm in norms for variable in norm.variables]
     for norm in norms:
-        norm.trainable = False  # whose statistics are known; what couples samples otherwise is looked for
+        norm.trainable = False  # batch norms couple samples in a known way; the trial looks for other ways
     _, state = try_passes(
         run,
         before,
@@ -143,13 +143,13 @@ _SCALES = (1, 3, 10)
 
 
 def _apart(samples: np.ndarray, scale: float) -> np.ndarray:
-    """Return samples of which the first is small, since what a layer adds may have a least value."""
+    """Return scaled samples, the first one made small, since the loss that a layer adds may have a lower bound."""
     factors = np.where(np.arange(len(samples)) > 0, scale, 1 / scale).astype(samples.dtype)
     return samples * factors.reshape(-1, *[1] * (samples.ndim - 1))
 
 
 class Snapshot:
-    """Values of a network's variables, and of those of TensorFlow that its layers hold, which Keras does not keep."""
+    """Copy of a network's variables, including TensorFlow variables in its layers, which Keras does not track."""
 
     def __init__(self, network: keras.Model, *, unchanged: Mapping[str, np.ndarray] = {}) -> None:
         self._network = network
@@ -172,7 +172,7 @@ class Snapshot:
         return set(self._variables)
 
     def changes(self) -> set[str]:
-        """Return the names of what has changed since, without random states."""
+        """Return the names of the variables that have changed since, without random states."""
         return {
             path
             for path, variable in self._variables.items()
@@ -180,12 +180,12 @@ class Snapshot:
         }
 
     def next(self, changed: Collection[str]) -> Snapshot:
-        """Return a snapshot of the network now, in which only the names of `changed` have other values."""
+        """Return a snapshot of the present state, which differs from this one only in the names of `changed`."""
         same = {path: value for path, value in self._values.items() if path not in changed and not path.endswith(_SEED)}
         return Snapshot(self._network, unchanged=same)
 
     def restore(self, *, without: Collection[str] = ()) -> None:
-        """Put all values back, except for the names of `without`."""
+        """Restore all values, except for the names of `without`."""
         for path, variable in self._variables.items():
             if path not in without:
                 variable.assign(self._values[path])
@@ -195,19 +195,19 @@ class Snapshot:
         self.reseed()
 
     def has_drawn(self) -> bool:
-        """Return whether random numbers were drawn since the random states were put back."""
+        """Return whether random numbers were drawn since the random states were restored."""
         return any(
             not np.array_equal(state.numpy(), value) for state, value in zip(self._states, self._seeds, strict=True)
         )
 
     def reseed(self, offset: int = 0) -> None:
-        """Put the random states back, or others by that offset."""
+        """Restore the random states, plus an offset."""
         for state, value in zip(self._states, self._seeds, strict=True):
             state.assign(value + np.asarray(offset, value.dtype))
 
 
 def _variables(network: keras.Model) -> dict[str, Any]:
-    """Return a network's variables, and those of TensorFlow that its layers hold, which Keras does not know."""
+    """Return a network's variables by path, including TensorFlow variables in layers, which Keras does not track."""
     variables = {variable.path: variable.value for variable in network.variables}
     known = {id(value) for value in variables.values()}
     for layer in layers_of(network):
@@ -221,7 +221,7 @@ def _variables(network: keras.Model) -> dict[str, Any]:
 
 
 def random_states(network: keras.Model) -> list[Any]:
-    """Return the states from which layers draw; the last one is for those without a generator: keras.random.normal()"""
+    """Return the random states of layers; the last is Keras' global one, for keras.random.normal() without a seed."""
     own = [variable for path, variable in _variables(network).items() if path.endswith(_SEED)]
     return [*own, global_seed_generator().state]
 

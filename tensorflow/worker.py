@@ -43,7 +43,7 @@ class Worker(worker.Worker):
     ) -> None:
         """Build the step, the state and validation.
 
-        `measures_noise` tells whether to look at the gradients of passes for the noise scale.
+        `measures_noise` tells whether to measure the gradients of passes for the noise scale.
         """
         self.device, self.collectives, self._strategy, self._model = device, strategy.collectives, strategy, model
         sizes = self.collectives.world_size, strategy.num_local_devices, config.parallel.accumulate_steps

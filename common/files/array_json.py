@@ -46,10 +46,7 @@ def save(folder: Path, value: Any) -> None:
 
 
 def load(folder: Path) -> Any:
-    """Return the value that `save` has written.
-
-    Raises UserError if the folder holds no such value.
-    """
+    """Return the value that `save` has written. Raises UserError if the folder holds no such value."""
     try:
         content = strict_json.loads(read_regular(folder / _VALUES, maximum=MAX_BYTES))
         return _restored(content, folder)

@@ -1,4 +1,4 @@
-"""How the gradients of all ranks are combined: by a strategy's library, or with --slices in one fixed order."""
+"""Reductions of the gradients of all ranks: by a strategy's library, or with --slices in one fixed order."""
 
 import contextlib
 import itertools

@@ -1,5 +1,7 @@
-"""Batch norm as in PyTorch, whose running statistics can be set aside; `pytorch/networks/batch_norm.py`
-computes the same. Mean and variance over all ranks, for Keras' own layers."""
+"""Batch norm as in `pytorch/networks/batch_norm.py`, whose running statistics can be set aside.
+
+Also mean and variance over all ranks, for Keras' own layers.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +29,7 @@ def statistics_set_aside() -> AbstractContextManager[dict[str, tf.Tensor]]:
 
 
 counts_of_samples = _COUNTS.get
-"""Returns the `counts` of the block around."""
+"""Returns the `counts` of the enclosing block."""
 
 
 class BatchNorm(layers.Layer):
@@ -93,7 +95,7 @@ def moments_of_all(
     parts = tf.stack([tf.reduce_sum(tf.where(counts, x, zero), axes, keepdims=True), number])
     total, number = tf.unstack(sum_of_all(parts, reduce, f"{name}.mean"))
     mean = tf.math.divide_no_nan(total, number)
-    # Around the mean: the sum of squares alone would lose digits.
+    # Squares around the mean: the sum of squares alone would lose digits.
     centred = tf.where(counts, x - mean, zero)
     squares = sum_of_all(tf.reduce_sum(tf.square(centred), axes, keepdims=True), reduce, f"{name}.variance")
     return mean, tf.math.divide_no_nan(squares, number), number

@@ -1,7 +1,7 @@
-"""The optimizers by the names of `--optimizer`, with the formulas of `pytorch/optimizers`.
+"""Optimizers by the names of `--optimizer`, with the formulas of `pytorch/optimizers`.
 
-Keras' own have other ones: each says in which. These are Keras optimizers as any, for any Keras model: `get_config` and
-saving, `jit_compile`, tf.distribute.
+The docstring of each says how Keras' own differs. They are ordinary Keras optimizers, usable with any Keras model,
+saving, `jit_compile` and tf.distribute.
 """
 
 import keras
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
-    """Raise UserError if an optimizer was built for variables of another model; tell what it does with embeddings."""
+    """Raise UserError if an optimizer was built for another model; note how it treats gradients of embeddings."""
     check_kind(optimizer, keras.Optimizer)
     known = {id(variable) for variable in model.trainable_variables}
     rows = [layer.path for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
@@ -52,7 +52,7 @@ def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
-    """The configured optimizer; the engine sets its learning rate before every step."""
+    """Return the configured optimizer; the engine sets its learning rate before every step."""
     name = config.optimizer
     flags = {
         "sgd": {"momentum": config.momentum},

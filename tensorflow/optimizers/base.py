@@ -1,4 +1,4 @@
-"""Base of the optimizers in this folder, next to Keras' own: which weights decay, and what is refused."""
+"""Base class of the suite's Keras optimizers: slots, and weight decay as part of each formula."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,10 +10,10 @@ from allstep.tensorflow.compat import variable_index
 
 
 class Optimizer(keras.Optimizer):
-    """A Keras optimizer whose own formula says where `weight_decay` enters.
+    """Keras optimizer whose formula defines where `weight_decay` enters. Gradients must be dense.
 
-    Biases and the scales of norms, which have fewer than two axes, do not decay and have no trust ratio; nor does decay
-    what `exclude_from_weight_decay` names. Gradients are dense.
+    Biases and the scales of norms, which have fewer than two axes, do not decay and have no trust ratio. Weights that
+    `exclude_from_weight_decay` names do not decay, either.
     """
 
     slots: dict[str, list[keras.Variable]]
@@ -31,29 +31,29 @@ class Optimizer(keras.Optimizer):
 
     @property
     def num_steps(self) -> tf.Tensor:
-        """Steps taken before this one."""
+        """Number of steps before this one."""
         return cast("keras.Variable", self.iterations).value
 
     def rates(self, learning_rate: tf.Tensor, dtype: tf.DType) -> Any:
-        """Return the learning rate for `update_step`: numbers of this step for all weights, computed once."""
+        """Return the learning rate of a step for `update_step`, and other numbers that are the same for all weights."""
         return learning_rate
 
     def slot(self, name: str, variable: tf.Variable) -> tf.Variable:
-        """Return the state of a weight under that name."""
+        """Return the slot of that name of a weight."""
         return self.slots[name][variable_index(self, variable)].value
 
     def decay_of(self, variable: tf.Variable) -> float:
-        """Weight decay factor of a weight."""
+        """Return the weight decay factor of a weight."""
         decays = self.weight_decay and is_layer(variable) and self._use_weight_decay(variable)
         return self.weight_decay if decays else 0.0
 
     def with_decay(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-        """The gradient of a loss that has half the factor times the square of the weight added."""
+        """Return the gradient plus the weight times its decay factor."""
         decay = self.decay_of(variable)
         return gradient + decay * variable if decay else gradient
 
     def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
-        """Keras' is decoupled in every optimizer; here the formulas have it."""
+        """Do nothing: Keras would decouple the decay in every optimizer, but here it is in the formulas."""
 
     def _backend_update_step(
         self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable], learning_rate: tf.Tensor
@@ -72,20 +72,20 @@ class Optimizer(keras.Optimizer):
 
 
 def is_layer(variable: tf.Variable) -> bool:
-    """Whether a weight has two axes or more: it is neither a bias nor the scale of a norm."""
+    """Return whether a weight has two axes or more, so that it is neither a bias nor the scale of a norm."""
     return len(variable.shape) > 1
 
 
 def is_embedding(variable: keras.Variable) -> bool:
-    """Whether a weight is an embedding's, as Keras' Muon tells it."""
+    """Return whether a weight belongs to an embedding, by the rule of Keras' Muon."""
     return "embedding" in variable.path.lower()
 
 
 def norm(values: tf.Tensor) -> tf.Tensor:
-    """Euclidean norm, without a copy of the values."""
+    """Return the Euclidean norm, without copying the values."""
     return tf.sqrt(2 * tf.nn.l2_loss(values))
 
 
 def ratio_of(numerator: tf.Tensor, denominator: tf.Tensor, *, holds: tf.Tensor) -> tf.Tensor:
-    """A trust ratio; 1 where it does not hold."""
+    """Return a trust ratio, or 1 where `holds` is false."""
     return tf.where(holds, numerator / denominator, tf.ones_like(numerator))

@@ -1,4 +1,4 @@
-"""Optimizers that update each number by itself, by PyTorch's formulas: SGD, Adam, AdamW, Adagrad, RMSprop."""
+"""Optimizers that update each number separately, by PyTorch's formulas: SGD, Adam, AdamW, Adagrad, RMSprop."""
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,7 @@ class SGD(Optimizer):
         self.move(self.with_decay(gradient, variable), variable, learning_rate)
 
     def move(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        """The step of a gradient that has the decay in it."""
+        """Take a step with a gradient that includes the decay."""
         rate = tf.cast(learning_rate, variable.dtype)
         if not self.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
@@ -47,11 +47,11 @@ class AdamKernel(Optimizer):
     slot_names = ("exp_avg", "exp_avg_sq")
 
     def rates(self, learning_rate: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The learning rate, and for the kernel the factor that corrects the bias of both moments, and epsilon.
+        """Return the learning rate, the factor that corrects the bias of both moments, and the kernel's epsilon.
 
         The kernel divides by sqrt(v) + epsilon where the paper has sqrt(v / correction_2) + epsilon. Its own correction
-        is 1 - beta^t in the weight's type, which in float32 has 3 digits at first. It is right for the betas that this
-        type has.
+        1 - beta^t has only 3 digits in float32 at first, so this one is computed in float64, from beta as the weight's
+        type represents it.
         """
         step, betas = tf.cast(self.num_steps + 1, tf.float64), (self.BETA_1, self.BETA_2)
         correction_1, correction_2 = (1 - tf.pow(tf.cast(tf.constant(beta, dtype), tf.float64), step) for beta in betas)
@@ -61,7 +61,7 @@ class AdamKernel(Optimizer):
     def apply_adam(
         self, gradient: tf.Tensor, variable: tf.Variable, *, moved: tf.Tensor, rate: tf.Tensor, epsilon: tf.Tensor
     ) -> None:
-        """Adam's step of the variable that `moved` is a handle of, with the moments of `variable`."""
+        """Take Adam's step of the variable with the handle `moved`, with the moments of `variable`."""
         dtype = variable.dtype
         tf.raw_ops.ResourceApplyAdam(
             var=moved,
@@ -79,10 +79,10 @@ class AdamKernel(Optimizer):
 
 @keras.saving.register_keras_serializable("allstep")
 class Adam(AdamKernel):
-    """Adam (Kingma and Ba 2015, algorithm 1), with the decay in the gradient; `decoupled`, AdamW (Loshchilov and
-    Hutter 2019), where the weight itself decays by lr * decay.
+    """Adam (Kingma and Ba 2015, algorithm 1) with the decay in the gradient, or `decoupled` as AdamW.
 
-    Keras' own adds epsilon before it corrects the bias.
+    In AdamW (Loshchilov and Hutter 2019) the weight itself decays by lr * decay. Keras' own optimizers add epsilon
+    before they correct the bias.
     """
 
     def __init__(self, learning_rate: float = 0.0, decoupled: bool = False, **kwargs) -> None:

@@ -33,7 +33,7 @@ class LARS(SGD):
 class LAMB(AdamKernel):
     """LAMB; the ratio is 1 where a norm is 0, and for biases and the scales of norms.
 
-    `keras.optimizers.Lamb` has the decay outside of the update, which is not the paper's, and ratios for all weights.
+    `keras.optimizers.Lamb` differs from the paper: the decay is outside of the update, and all weights have ratios.
     """
 
     EPSILON = 1e-6
@@ -51,14 +51,14 @@ class LAMB(AdamKernel):
     def _update(
         self, gradient: tf.Tensor, variable: tf.Variable, correction: tf.Tensor, epsilon: tf.Tensor
     ) -> tf.Tensor:
-        """u, for which Adam's kernel moves a variable that starts as decay * w."""
+        """Return the update u of the formula, by Adam's kernel on a temporary variable that starts as decay * w."""
         decayed = self.decay_of(variable) * variable
         if not is_in_xla():
             with tf.device(variable.device):
                 moved = momentary_variable(decayed)
                 self.apply_adam(gradient, variable, moved=moved, rate=-correction, epsilon=epsilon)
                 return tf.raw_ops.ReadVariableOp(resource=moved, dtype=variable.dtype)
-        # XLA has no such variables: the kernel, at rate 0, leaves the weight and moves its moments.
+        # XLA has no temporary variables. At rate 0, the kernel updates the moments and leaves the weight.
         self.apply_adam(gradient, variable, moved=variable.handle, rate=tf.zeros_like(correction), epsilon=epsilon)
         mean, mean_of_squares = (self.slot(name, variable) for name in self.slot_names)
         return correction * mean / (tf.sqrt(mean_of_squares) + epsilon) + decayed

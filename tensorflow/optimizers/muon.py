@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal, and AdamW for all that is no matrix."""
+"""Muon: momentum with orthogonalised matrices, and AdamW for all other weights."""
 
 import math
 from typing import cast

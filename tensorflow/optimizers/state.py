@@ -1,7 +1,7 @@
-"""State that optimizers keep for each weight, as a checkpoint has it. `pytorch/optimizers/state.py` has the same.
+"""State of optimizers in checkpoints. `pytorch/optimizers/state.py` has the same.
 
-The suite's optimizers, and those of Keras that remember the same, have canonical names for it, which both frameworks
-read. Any other optimizer of a user's keeps the names of the attributes that hold its variables.
+The suite's optimizers, and those of Keras with the same state, have canonical names for it, which both frameworks read.
+Any other optimizer of a user keeps the names of the attributes that hold its variables.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ KINDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
 }
 """Names of Keras' optimizers for `--optimizer`, and the attributes that hold the canonical slots."""
 State = Iterator[tuple[str, CanonicalWeight]]
-"""Variables with their names in a checkpoint."""
+"""Variables and their names in a checkpoint."""
 
 
 def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights: Sequence[CanonicalWeight]) -> State:
     """Yield the part of a checkpoint whose names begin with `optimizer/`.
 
-    `weights` have gradients, in the model's order. Raises UserError, which names it, if the optimizer remembers what
-    cannot be kept.
+    `weights` are those with gradients, in the model's order. Raises UserError if a checkpoint cannot hold a variable of
+    the optimizer.
     """
     if flags.optimizer == OWN_OPTIMIZER:
         yield from _local_state(optimizer, {weight.variable.path: weight for weight in weights})

@@ -24,10 +24,9 @@ STRATEGIES = tuple(registry.STRATEGIES["tensorflow"])
 
 
 def check(config: TrainConfig, placement: Placement) -> None:
-    """Refuse what the chosen strategy cannot do, before any rank has spent time on importing TensorFlow.
+    """Refuse what the chosen strategy cannot do, before any rank spends time on importing TensorFlow.
 
-    Raises UserError if the launcher or TF_CONFIG does not serve the strategy, or a flag was given that it would not
-    look at.
+    Raises UserError if the launcher or TF_CONFIG does not fit the strategy, or the strategy would ignore a flag.
     """
     check_flags(config, "tensorflow")
     check_variables(os.environ)
@@ -77,7 +76,7 @@ def check(config: TrainConfig, placement: Placement) -> None:
 
 
 def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:
-    """None: a process of TensorFlow drives all devices of its host, or a launcher starts its ranks."""
+    """Return 0: a process of TensorFlow drives all devices of its host, or a launcher starts its ranks."""
     return 0
 
 
@@ -89,7 +88,7 @@ def create(config: TrainConfig, placement: Placement) -> Strategy:
 
 
 def availability(name: str) -> str | None:
-    """Why this machine cannot run the strategy of that name, or None where it can."""
+    """Return why this machine cannot run the strategy of that name, or None if it can."""
     if importlib.util.find_spec("tensorflow") is None:
         return f"TensorFlow is not installed: run {extra_command('tensorflow')}"
     if name == "horovod":

@@ -1,5 +1,4 @@
-"""Batch norm over the global batch, on any device; `tensorflow/networks/batch_norm.py` has the one over each device's
-samples, and `pytorch/strategies/batch_norm.py` the same formulas."""
+"""Batch norm over the global batch, on any device, with the formulas of `pytorch/strategies/batch_norm.py`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +12,10 @@ from allstep.tensorflow.networks.batch_norm import BatchNorm, Reduce, counts_of_
 
 
 def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) -> None:
-    """Have batch norms normalise by the mean and variance of the samples of all ranks and devices.
+    """Make batch norms normalise by the mean and variance of the samples of all ranks and devices.
 
-    They are all if `wanted`, else those alone that a network brings as Keras' BatchNormalization(synchronized=True).
-    Raises UserError if a subclass of Keras' layer computes something of its own.
+    These are all of them if `wanted`, else only Keras' BatchNormalization(synchronized=True) in a user's network.
+    Raises UserError if a subclass of Keras' layer has its own `call`.
     """
     for layer in layers_of(model):
         if isinstance(layer, BatchNorm) and wanted:
@@ -45,7 +44,7 @@ def _check(layer: keras.layers.BatchNormalization) -> None:
 
 
 class _OverAll:
-    """Computes what a batch norm does over the samples of all ranks and devices, however many each has."""
+    """Statistics of a batch norm over the samples of all ranks and devices, however many each has."""
 
     def __init__(self, layer: BatchNorm | keras.layers.BatchNormalization, reduce: Reduce) -> None:
         self._layer: Any = layer
@@ -76,7 +75,7 @@ class _OverAll:
     def _moments(
         self, x: tf.Tensor, counts: Any, axes: list[int], name: str, running: Sequence[keras.Variable]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return mean, variance and number of the values that count; `running` ones where none do, to keep the range"""
+        """Return mean, variance and number of the values that count; mean and variance are `running` if none do."""
         counts = tf.broadcast_to(counts, tf.shape(x))
         found = moments_of_all(x, counts, axes, self._reduce, f"batch_norm.{name}")
         mean, variance, number = (tf.squeeze(one, axes) for one in found)

@@ -1,7 +1,7 @@
-"""Strategies of tf.distribute: what all share, and those of one process, MirroredStrategy and central storage.
+"""Strategies of tf.distribute: their base class, and those of one process, MirroredStrategy and central storage.
 
 A step runs on every device of this process. Gradients are added up over all devices of all ranks by the all-reduce of
-the replica context, which Keras 3 calls inside of an optimizer's `apply`.
+the replica context, which Keras 3 calls in an optimizer's `apply`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from allstep.tensorflow.strategies.strategy import Strategy, apply_if, before_te
 
 
 class DistributedStrategy(Strategy):
-    """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
+    """Base class of the strategies of tf.distribute; `pin_device` of a subclass creates `strategy`."""
 
     strategy: tf.distribute.Strategy
 
@@ -38,7 +38,7 @@ class DistributedStrategy(Strategy):
                 raise
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        # The step adds up gradients over devices, so that it sees the sums.
+        # The step itself adds up gradients over devices, because it needs the sums.
         leave_gradients_as_they_are(optimizer)
         self.slice_devices = ReplicaDevices(self.strategy, self.num_local_devices)
         return super().wrap(model, optimizer)
@@ -47,7 +47,7 @@ class DistributedStrategy(Strategy):
         return ReplicaSums(model, optimizer)
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
-        """4. TensorFlow has done it when the variables were made."""
+        """4. TensorFlow did this when it created the variables."""
 
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         return self.strategy.experimental_local_results(variable.value)
@@ -64,7 +64,7 @@ class DistributedStrategy(Strategy):
             update(on_present(lambda _: present, gradients))
 
         def update_on_all(strategy: tf.distribute.Strategy, overflow: tf.Tensor, *present: tf.Tensor) -> None:
-            # TensorFlow has no condition around what devices do together, but one around all of them.
+            # TensorFlow has no condition around collectives of the devices, but one around all devices.
             [first, *_] = strategy.experimental_local_results(overflow)
             apply_if(first, lambda: strategy.extended.call_for_each_replica(on_device, args=present))
 
@@ -74,7 +74,7 @@ class DistributedStrategy(Strategy):
     def _on_devices(
         self, step: Callable, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
     ) -> tf.Tensor:
-        if self.reduction.is_ordered:  # a slice is evaluated as a whole: no bit depends on the number of devices
+        if self.reduction.is_ordered:  # evaluate slices whole, so that no bit depends on the number of devices
             return step(inputs, targets, loss_weight, *numbers)
 
         def on_device() -> tf.Tensor:
@@ -106,7 +106,7 @@ class LocalDevices(DistributedStrategy):
 
     @abstractmethod
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
-        """The strategy over `devices`, named as in /GPU:0."""
+        """Return the strategy over `devices`, named as in /GPU:0."""
 
 
 class Mirrored(LocalDevices):
@@ -125,7 +125,7 @@ class CentralStorage(LocalDevices):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        # All devices share one variable: TensorFlow has to know what becomes of the values that they give it.
+        # All devices share one variable, so TensorFlow has to know how to combine the values that they assign.
         with super().scope(), tf.variable_creator_scope(_aggregated):
             yield
 
@@ -139,9 +139,9 @@ def _aggregated(create: Callable[..., tf.Variable], **options: Any) -> tf.Variab
 
 
 def local_devices(num_devices: int | None) -> list[str]:
-    """Names of the devices to use: the first `num_devices` visible GPUs, or all; without GPUs the CPU cut into as many.
+    """Return the names of the devices to use: the first `num_devices` visible GPUs, or all.
 
-    Raises UserError if there are fewer GPUs.
+    Without GPUs, the CPU is divided into that many devices. Raises UserError if there are fewer GPUs.
     """
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:

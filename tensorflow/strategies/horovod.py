@@ -22,7 +22,7 @@ from allstep.tensorflow.strategies.strategy import Strategy
 def _sum(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Return the sum of `tensor` over all ranks."""
     summed = allreduce(tensor, op=hvd.Sum, name=f"allstep.{name}", ignore_name_scope=True)
-    return cast("tf.Tensor", summed)  # of tensors Horovod makes tensors, though it does not say so
+    return cast("tf.Tensor", summed)  # Horovod's annotations do not tell
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How Horovod combines gradients: all together, by all-reduce or in bfloat16. Its optimizer has Adasum as well."""
+"""Horovod's reductions of gradients: all together, by all-reduce (or Adasum) of its optimizer, or in bfloat16."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -12,7 +12,7 @@ from allstep.tensorflow.strategies.reduction import Reduction
 
 
 class Sums(Reduction):
-    """The two halves of `apply` of Horovod's DistributedOptimizer: reduce gradients, and apply what comes of it."""
+    """The two halves of `apply` of Horovod's DistributedOptimizer: reduce gradients, and apply the result."""
 
     optimizer: Distributed
     names: Sequence[str]

@@ -14,10 +14,9 @@ from allstep.tensorflow.compat import undivided_losses
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """The sum of two vectors.
+    """Return the sum of two vectors.
 
-    On a CPU by NumPy: TensorFlow's own kernels take what is below the smallest normal number for 0, and those that add
-    up between ranks do not.
+    On a CPU NumPy adds them, because TensorFlow's kernels flush subnormal numbers to 0, unlike all-reduces.
     """
     if "GPU" in first.device:
         return first + second
@@ -25,12 +24,12 @@ def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 
 
 def host_array(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
-    """A tensor's values, of a CPU without the copy that `numpy` makes."""
+    """Return a tensor's values, on a CPU without the copy that `numpy()` makes."""
     return np.asarray(memoryview(tf.convert_to_tensor(tensor)))  # pyright: ignore[reportArgumentType]
 
 
 class Exchange(Protocol):
-    """How tensors of one axis travel between ranks."""
+    """Operations on vectors over all ranks."""
 
     @property
     def keeps_order(self) -> bool:
@@ -45,21 +44,21 @@ class Exchange(Protocol):
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         """Return the elements that each rank has sent to this one, in the order of ranks.
 
-        As many elements are `sent` to each: to rank 0, rank 1, ...
+        `sent` is cut into equal parts for rank 0, rank 1, ...
         """
         ...
 
     def all_gather(self, part: tf.Tensor) -> tf.Tensor:
-        """The parts of all ranks, of one size, in the order of ranks."""
+        """Return the parts of all ranks, which have the same size, in the order of ranks."""
         ...
 
     def all_reduce(self, vector: tf.Tensor) -> tf.Tensor:
-        """The sum of one vector of each rank, in an order of its own."""
+        """Return the sum of the ranks' vectors, added in any order."""
         ...
 
 
 class OrderedSum(SumPlan):
-    """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
+    """Sum over the slices of all ranks, with the same bits on every rank and on any number of ranks."""
 
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""
@@ -75,7 +74,7 @@ class OrderedSum(SumPlan):
         if self._is_in_order(self._exchange, size):
             return self._exchange.all_reduce(own[0])
         part_size = size // self.world_size
-        # To each rank its part of all of this one's sums.
+        # Each rank gets its part of all of this rank's sums.
         sent = own[0]
         if len(own) > 1:
             sent = tf.reshape(tf.stack([tf.reshape(one, (self.world_size, -1)) for one in own], 1), [-1])
@@ -99,12 +98,13 @@ class OrderedSum(SumPlan):
 
 
 SliceFunction = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-"""Inputs, targets and the weight of their losses -> a vector."""
+"""Takes inputs, targets and the weight of their losses; returns a vector."""
 Numbers = dict[str, tf.Tensor]
+"""Fields of a `StepResult`, added up over the devices of this process."""
 
 
 class SliceDevices:
-    """The devices of a process: here the one on which all is computed. Methods are called inside a compiled step."""
+    """Devices of a process, here a single one. Methods are called in a compiled step."""
 
     number: int = 1
 
@@ -121,7 +121,7 @@ class SliceDevices:
 
 
 class ReplicaDevices(SliceDevices):
-    """The devices of a strategy of tf.distribute."""
+    """Devices of a strategy of tf.distribute."""
 
     def __init__(self, strategy: tf.distribute.Strategy, number: int) -> None:
         self.strategy, self.number = strategy, number

@@ -2,16 +2,16 @@
 
     horovodrun -np 3 python tensorflow/train.py --strategy parameter-server
 
-Rank 0 is the chief: it runs the engine, hands batches to the workers through a ClusterCoordinator, validates, and
-keeps the parameters in a server of its own. All other ranks are workers, which serve until the chief is gone. A
-step is one update by one worker, so the samples of a "global" batch are those of one update. A TF_CONFIG of the user
-may place the parameters on processes of their own, in the role `ps`.
+Rank 0 is the chief: it runs the engine, passes batches to the workers through a ClusterCoordinator, validates, and
+keeps the parameters in its own server. All other ranks are workers, which serve until the chief is gone. A step is one
+update by one worker, so the samples of a "global" batch are those of one update. The user's TF_CONFIG may place the
+parameters on separate processes, in the role `ps`.
 
 The staleness of a gradient is the number of updates by others between reading the weights and applying it; the run
 reports mean and maximum.
 
-A notice to end (SIGTERM, SIGUSR1) has to reach the chief, as it does where a launcher passes it to all ranks; a worker
-that gets one alone goes on. A process that is frozen counts as gone after two thirds of --fault-timeout.
+A notice to end (SIGTERM, SIGUSR1) has to reach the chief, as it does if the launcher passes it to all ranks; a worker
+ignores it. A frozen process counts as gone after two thirds of --fault-timeout.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from allstep.tensorflow.strategies.strategy import Compute, EvalPass, compile_st
 _LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
 _NUM_FAILURES = 2  # in a row, before a process counts as gone
-# Of --fault-timeout, for one of them: the launcher needs the rest to end the job.
+# Share of --fault-timeout for one answer; the launcher needs the rest to end the job.
 _ANSWER_SHARE = 1 / 3
 
 
 class ParameterServer(DistributedStrategy):
-    """The five steps in tf.distribute.ParameterServerStrategy; only the chief comes further than the second."""
+    """The five steps in tf.distribute.ParameterServerStrategy; only the chief goes beyond the second."""
 
     name = "parameter-server"
 
@@ -64,7 +64,7 @@ class ParameterServer(DistributedStrategy):
         device: str = "auto",
         fault_timeout: float = FaultConfig.fault_timeout,
     ) -> None:
-        """`fault_timeout`: seconds from the moment a process does not answer any more to the end of the job."""
+        """`fault_timeout`: seconds from the moment a process stops answering to the end of the job."""
         super().__init__(placement, flags, device=device)
         self._answer_seconds = fault_timeout * _ANSWER_SHARE
         self._staleness = Staleness()
@@ -126,7 +126,7 @@ class ParameterServer(DistributedStrategy):
     def compile_train_step(
         self, compute: Compute, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
     ) -> Callable[[Batch, float, float], Update]:
-        """The compiled step hands the batch to a worker, and returns at once."""
+        """Return a function that passes the batch to a worker, and returns at once."""
 
         def traced(
             inputs: tf.Tensor,
@@ -158,7 +158,7 @@ class ParameterServer(DistributedStrategy):
     def compile_eval_step(
         self, step: EvalPass, samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
-        """The compiled step runs on the chief, when all updates are in."""
+        """Return `step` as a function that runs on the chief, when all updates are complete."""
         return compile_step(lambda inputs, targets: step(inputs, targets, tf.constant(1.0)), samples)
 
     def metrics(self) -> dict[str, float]:
@@ -166,7 +166,7 @@ class ParameterServer(DistributedStrategy):
 
     def _start_server(self, config: TFConfig, role: str, index: int) -> None:
         options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.placement))
-        # By default as many as this process has cores: on one core, servers would wait for each other for ever.
+        # The default is the number of cores of this process: on one core, servers would wait for each other for ever.
         num_workers = len(config.cluster["worker"])
         options.inter_op_parallelism_threads = max(usable_cores(), num_workers + 1)
         if role == "ps" or self.gpu is None:
@@ -191,7 +191,7 @@ class _OwnGradients(ReplicaSums):
 
     def updates(self, update: Callable[[Gradients], None]) -> Callable[[Gradients], None]:
         def update_after(gradients: Gradients) -> None:
-            # So that the optimizer counts an update when it is applied, not while its gradients are computed.
+            # The optimizer must count an update when it is applied, not while its gradients are computed.
             with tf.control_dependencies([one for one in gradients if one is not None]):
                 update(gradients)
 
@@ -200,7 +200,7 @@ class _OwnGradients(ReplicaSums):
 
 @dataclass
 class Staleness:
-    """How many updates by others gradients have missed, over all updates so far."""
+    """Number of updates by others that gradients have missed, over all updates so far."""
 
     num_updates: int = 0
     sum: int = 0
@@ -217,7 +217,7 @@ class Staleness:
 
 
 class Update:
-    """An update that some worker computes: a `common.training.worker.StepResult`."""
+    """Update that a worker computes, with the fields of a `common.training.worker.StepResult`."""
 
     def __init__(self, result: tf.distribute.coordinator.RemoteValue, staleness: Staleness) -> None:
         self._result, self._staleness = result, staleness

@@ -1,4 +1,4 @@
-"""How the gradients of all ranks are combined: by a strategy's library, or with --slices in one fixed order."""
+"""Reductions of the gradients of all ranks: by a strategy's library, or with --slices in one fixed order."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ class Reduction:
         optimizer: keras.Optimizer,
         compiled: Callable[[Update], Update] = lambda update: update,
     ) -> None:
-        """`compiled` has XLA compile a function, where --compile wants it."""
+        """`compiled` returns a function that XLA compiles, or with no --compile the function itself."""
         self.model, self.optimizer, self._compiled = model, optimizer, compiled
         self._variables = model.trainable_variables
 
@@ -33,11 +33,11 @@ class Reduction:
         return gradients
 
     def updates(self, update: Update) -> Update:
-        """Return `update`, which changes weights by combined gradients, as a step calls it."""
+        """Return the function by which a step calls `update`, which changes weights by combined gradients."""
         return self._compiled(update)
 
     def apply(self, gradients: Gradients) -> None:
-        """Have the optimizer take combined gradients. A weight without a gradient is left alone."""
+        """Apply combined gradients by the optimizer. Weights without a gradient do not change."""
         self._apply(self.optimizer.apply, gradients)
 
     def pending_tensors(self) -> Sequence[str]:
@@ -45,7 +45,7 @@ class Reduction:
         return ()
 
     def _apply(self, apply: Callable, gradients: Gradients) -> None:
-        if isinstance(self.optimizer, MULTI_OPTIMIZER):  # which takes all or none
+        if isinstance(self.optimizer, MULTI_OPTIMIZER):  # it needs an entry for each weight
             apply(gradients, self._variables)
             return
         present = [pair for pair in zip(gradients, self._variables, strict=True) if pair[0] is not None]
@@ -54,7 +54,7 @@ class Reduction:
 
 
 class Ordered(Reduction):
-    """--slices: what comes here is the sum over all slices, by `OrderedSum`. Updates are alike under every strategy."""
+    """--slices: gradients are already summed over all slices by `OrderedSum`, the same under every strategy."""
 
     is_ordered = True
 

@@ -19,23 +19,21 @@ from allstep.common.training.worker import StepResult
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.batch_norm import brought_synchronised, synchronise_batch_norm
-from allstep.tensorflow.strategies.ordered_sum import OrderedSum, SliceDevices
+from allstep.tensorflow.strategies.ordered_sum import Numbers, OrderedSum, SliceDevices
 from allstep.tensorflow.strategies.reduction import Ordered, Reduction
 
 Result = TypeVar("Result")
-Numbers = dict[str, tf.Tensor]
-"""Fields of a `StepResult`, added up over the devices of this process."""
 Compute = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Numbers]
 """`Step.compute`: takes inputs, targets, the weight of their losses and the loss scale."""
 EvalPass = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Inputs, targets and a weight of 0 where they do not count -> the sum of losses, and the outputs that count."""
+"""Takes inputs, targets and a weight, 0 for padding; returns the sum of losses, and the outputs except of padding."""
 Start = Callable[[Batch, float, float], StepResult]
 """Takes this rank's batch, the learning rate and the loss scale; starts the step."""
 
 
 @contextlib.contextmanager
 def before_tensorflow_starts() -> Iterator[None]:
-    """Turn TensorFlow's refusals after it has started into a message for the program that started it."""
+    """Turn the error of a setting that comes after TensorFlow's start into advice for the user's program."""
     try:
         yield
     except RuntimeError as error:
@@ -48,14 +46,14 @@ def before_tensorflow_starts() -> Iterator[None]:
 def share_cores(placement: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
     """Give TensorFlow this rank's share of the host's cores.
 
-    Raises UserError if it has started with another one, unless no other rank is on the host and bits do not depend on
+    Raises UserError if it has started with another share, unless this rank is alone on the host and no bits depend on
     the number of threads.
     """
     threads = threads_per_rank(placement, slices=slices)
     is_needed = placement.local_size > 1 or slices or num_devices > 1
     with before_tensorflow_starts() if is_needed else contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
+        # By default independent operations use all cores of the host, including those of other ranks.
         num_threads = min(threads * num_devices, usable_cores())
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
@@ -95,7 +93,7 @@ class Strategy(BaseStrategy):
         share_cores(self.placement, slices=self.flags.slices, num_devices=num_devices)
 
     def compiled(self, function: Callable) -> Callable:
-        """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""
+        """Return `function` of tensors, under --compile as one XLA program for each of their shapes."""
         return tf.function(function, jit_compile=True, autograph=False) if self.flags.compile else function
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
@@ -109,21 +107,17 @@ class Strategy(BaseStrategy):
         return super().wrap(model, optimizer)
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
-        """Have the strategy's library combine gradients."""
         return Reduction(model, optimizer, self.compiled)
 
     def reduce_in_order(self, model: keras.Model, optimizer: keras.Optimizer) -> Ordered:
-        """Have gradients combined in one fixed order (--slices)."""
         return Ordered(model, optimizer)
-
-    # What the worker asks.
 
     def compile_train_step(
         self, compute: Compute, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
     ) -> Start:
-        """Have a step run on every device of this process, each with its part of the batch.
+        """Return a function that runs a step on all devices of this process, each with its part of the batch.
 
-        `set_learning_rate` is called before each step.
+        It calls `set_learning_rate` before the step.
         """
 
         def traced(
@@ -148,7 +142,7 @@ class Strategy(BaseStrategy):
     def compile_eval_step(
         self, step: EvalPass, samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
-        """Have `step` run on every device of this process, each with its part of the batch."""
+        """Return `step` as a function that runs on all devices of this process, each with its part of the batch."""
 
         def traced(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return self._on_devices(step, inputs, targets, tf.constant(1.0))
@@ -156,7 +150,7 @@ class Strategy(BaseStrategy):
         return compile_step(traced, samples)
 
     def unless(self, overflow: tf.Tensor, update: Callable[[Gradients], None], gradients: Gradients) -> None:
-        """Call `update` with `gradients` unless there is an overflow; else nothing changes. Called in a step."""
+        """Call `update` with `gradients` unless there is an overflow. Called in a compiled step."""
         apply_if(overflow, lambda: update(gradients))
 
     def _on_devices(
@@ -167,20 +161,20 @@ class Strategy(BaseStrategy):
         loss_weight: tf.Tensor,
         *numbers: tf.Tensor,
     ) -> Result:
-        """The sum of the numbers that the devices of this process return, and their arrays one after the other.
+        """Run `step` on the devices of this process; return the sums of their numbers, and their arrays concatenated.
 
-        Called inside a compiled step.
+        Called in a compiled step.
         """
         return step(inputs, targets, loss_weight, *numbers)
 
     # What each rank holds of the state.
 
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
-        """The whole of a variable on each device of this process."""
+        """Return the whole variable on each device of this process."""
         return [variable.value]
 
     def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
-        """The same as arrays."""
+        """Return `copies` as arrays."""
         return [copy.numpy() for copy in self.copies(variable)]
 
     def shard(self, array: np.ndarray, like: keras.Variable) -> np.ndarray:
@@ -188,34 +182,34 @@ class Strategy(BaseStrategy):
         return array
 
     def gather(self, variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
-        """The whole state, of which this rank holds `variables`. All ranks call it."""
+        """Return the whole state, of which this rank holds `variables`. All ranks call it."""
         return {name: variable.value.numpy() for name, variable in variables.items()}
 
 
 def compile_step(function: Callable, samples: Samples, *, num_numbers: int = 0) -> Callable:
-    """`function` of inputs, targets and so many numbers as one TensorFlow function.
+    """Return `function` of inputs, targets and `num_numbers` numbers as one TensorFlow function.
 
-    The number of samples is left open, so that a smaller last batch does not compile the step anew. AutoGraph would
-    take longer than all the rest.
+    The number of samples is open, so that a smaller last batch does not compile the step again. AutoGraph is off,
+    because it would take longer than all the rest.
     """
     numbers = [tf.TensorSpec((), tf.float32)] * num_numbers
     return tf.function(function, input_signature=(*samples, *numbers), autograph=False)
 
 
-# Few change from step to step, and to copy one to a GPU waits for all that was started there.
+# Few numbers change between steps, and copying one to a GPU waits for everything that was started there.
 cached_constant = functools.lru_cache(maxsize=8)(lambda number: tf.constant(number, tf.float32))
 _COPIES = ThreadPoolExecutor(1)
 
 
 def read_later(number: tf.Tensor) -> Any:
-    """A number of a step that was started."""
+    """Return a number of a started step; if a GPU computes it, an object that waits when it is converted."""
     return PendingNumber(number) if "GPU" in number.device else number
 
 
 class PendingNumber:
-    """A number that a GPU computes, copied by a thread of its own: `float()` waits for no step that was started since.
+    """Number that a GPU computes, copied by a separate thread: `float()` does not wait for steps started later.
 
-    TensorFlow would copy it when it is looked at, behind all that was started by then.
+    TensorFlow itself would copy it on access, behind everything that was started by then.
     """
 
     def __init__(self, number: tf.Tensor) -> None:
@@ -229,7 +223,7 @@ class PendingNumber:
 
 
 def apply_if(overflow: tf.Tensor, apply: Callable[[], None]) -> None:
-    """Call `apply` where there is no overflow; else nothing changes."""
+    """Call `apply` in a compiled step unless there is an overflow."""
 
     def branch() -> tf.Tensor:
         apply()
