@@ -30,12 +30,10 @@ class Checkpoints:
     """Checkpoints of a run, in `checkpoints/` of its locked output directory. Only rank 0 has one.
 
     `keep` is the number of latest checkpoints to keep, in addition to the best by metric; `constants` are the names of
-    arrays that may hold nan and infinity. Raises UserError if `keep` is below 1, or the directory cannot be written.
+    arrays that may hold nan and infinity. Raises UserError if the directory cannot be written.
     """
 
     def __init__(self, output: OutputDirectory, *, keep: int = 3, constants: Container[str] = ()) -> None:
-        if keep < 1:
-            raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory: Path = output.path / "checkpoints"
         target = self.directory.resolve()
         if not target.is_relative_to(output.path.resolve()):
@@ -50,7 +48,8 @@ class Checkpoints:
         self._pending: Future | None = None
         self._is_awaited = threading.Event()  # the training loop waits for the write
         try:
-            directories.make_durable_directory(self.directory)
+            self.directory.mkdir(exist_ok=True)
+            directories.sync(self.directory.parent)  # the directory survives a power cut
             directories.clean_up(self.directory)
         except OSError as error:
             raise UserError(f"checkpoints directory {self.directory} cannot be written: {error}") from None
@@ -189,7 +188,10 @@ class _NotSaved(UserError):
 
 
 def expired(checkpoints: list[tuple[Path, Manifest]], *, keep: int) -> Iterable[Path]:
-    """Return the checkpoints to delete: all but the last `keep` and the best of `checkpoints`, which are in the order
-    in which they were written. Those with an unreadable manifest are not among them, and are never deleted."""
+    """Return the checkpoints to delete: all but the last `keep` and the best.
+
+    `checkpoints` are in the order of `select.scan`, which leaves out those with an unreadable manifest: they are never
+    deleted.
+    """
     best = [path for path, _ in select.best_of(checkpoints)[:1]]
     return [path for path, _ in checkpoints[:-keep] if path not in best]

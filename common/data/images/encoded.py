@@ -35,13 +35,10 @@ MAX_THREADS = 4
 def prepare_decoding(config: DataConfig) -> None:
     """Make Pillow raise an error for images with too many pixels.
 
-    Raises UserError if a package is not installed, or a flag is out of range.
+    Raises UserError if a package is not installed.
     """
     for module, package in PACKAGES.items():
         require(module, package, config)
-    for name, value in (("--image-size", config.image_size), ("--decode-threads", config.decode_threads)):
-        if value is not None and value < 1:
-            raise UserError(f"expected {name} to be at least 1, received {value}")
     from PIL.Image import DecompressionBombWarning
 
     # Pillow only warns about suspiciously many pixels, and its warning does not name the file.

@@ -226,11 +226,6 @@ def test_what_killed_runs_left_is_put_right(tmp_path):
     assert names(directory) == ["notes", "step-00000001", "step-00000002"]
 
 
-def test_keep_below_one(tmp_path):
-    with pytest.raises(UserError, match="received --keep-checkpoints 0"):
-        save(tmp_path, keep=0)
-
-
 # Values that are refused
 
 

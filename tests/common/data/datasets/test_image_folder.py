@@ -290,12 +290,6 @@ def test_folders_that_are_not_right(folder, step):
         step(config)
 
 
-@pytest.mark.parametrize("flags", [{"image_size": 0}, {"decode_threads": 0}])
-def test_flags_out_of_range(folder, flags):
-    with pytest.raises(UserError, match="expected --.* to be at least 1, received 0"):
-        open_folder(folder, **flags)
-
-
 @pytest.mark.parametrize("package", ["PIL", "simplejpeg", "cykooz_resizer"])
 def test_a_package_that_is_missing_is_named(folder, monkeypatch, package):
     if package not in PACKAGES:

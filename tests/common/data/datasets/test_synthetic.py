@@ -76,16 +76,12 @@ def test_any_shape(shape):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"synthetic_samples": 0},
-        {"synthetic_samples": 2**40 + 1},
-        {"synthetic_classes": 1},
-        {"synthetic_shape": (28, 0, 1)},
         {"synthetic_shape": (10**6, 10**6, 3)},
         {"synthetic_shape": (10**30, 1, 1)},
         {"synthetic_classes": 10**12},
         {"synthetic_classes": 2**20, "synthetic_shape": (1, 1, 2**16)},
     ],
 )
-def test_a_number_out_of_range_is_the_users_mistake(flags):
+def test_images_and_patterns_that_exceed_the_memory_are_refused(flags):
     with pytest.raises(UserError, match="expected --synthetic-.*, received"):
         synthetic(**flags)
