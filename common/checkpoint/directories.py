@@ -75,12 +75,6 @@ def _is_checkpoint(path: Path) -> bool:
     return not path.is_symlink() and (path / MANIFEST).is_file()
 
 
-def make_durable_directory(path: Path) -> None:
-    """Create `path` if it does not exist, so that it survives a power cut."""
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
-
-
 def take_name(temporary: Path, directory: Path) -> None:
     # Renaming to a directory that is not empty fails. A run that resumes from an earlier checkpoint reaches the same
     # step again, so the old one is renamed first; meanwhile, readers find it by its prefix.

@@ -267,6 +267,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
     output directory writes it and prints the line.
     """
     from allstep.common.checkpoint import Checkpoints, OutputDirectory
+    from allstep.common.checkpoint.files import checkpoint_name
 
     newest = commits.newest
     if newest is None or output.output_dir is None:
@@ -275,7 +276,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
     line = (
         f"step {step} is saved while the job is formed again; if too few ranks join, --resume latest goes on from there"
     )
-    folder = output.output_dir / "checkpoints" / f"step-{step:08d}"
+    folder = output.output_dir / "checkpoints" / checkpoint_name(step)
     if folder.exists():
         if speaks:
             note(line)

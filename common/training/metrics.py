@@ -72,10 +72,6 @@ class Metrics:
             raise UserError(f"--best-by {metric.name} needs a metric that is one number, not a list")
         return -value if value is not None and metric.lower_is_better else value
 
-    def tally(self, num_rows: int) -> Tally:
-        """Return counts of no samples; each row's sums are added up by itself, so that their order is fixed."""
-        return Tally(self, num_rows)
-
     def compute(self, totals: Mapping[str, Counts]) -> dict[str, Any]:
         """Return the value of each metric by its field's name; None for a number that is not finite."""
         return {field_of(one.name): as_number(one.compute(totals[one.counter])) for one in self.metrics}
@@ -89,7 +85,7 @@ def build_metrics(config: TrainConfig, dataset: Dataset) -> Metrics:
 
 @dataclass
 class Tally:
-    """Counts of the samples that this rank has evaluated so far."""
+    """Counts of the samples that this rank has evaluated so far; each row's sums are added up separately, in order."""
 
     metrics: Metrics
     num_rows: int
@@ -98,7 +94,7 @@ class Tally:
     _sums: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
 
     def add(self, row: int, outputs: np.ndarray, targets: np.ndarray, *, counts: bool = True) -> None:
-        """Add the counts of some samples; those of padding, with `counts` off, only tell what there is to count."""
+        """Add the counts of some samples; padding, with `counts` off, only tells the shapes of the counts."""
         given: Any = Scores(outputs) if self.metrics.of_scores else outputs
         for counter, update in {one.counter: one.update for one in self.metrics.metrics}.items():
             counted = update(given, targets)
@@ -226,7 +222,7 @@ def evaluate(
     """
     collectives = worker.collectives
     # Each slice has a row to which only one rank adds, so no sum depends on the number of ranks.
-    sums, tally = np.zeros((num_slices or 1, 2)), metrics.tally(num_slices or 1)
+    sums, tally = np.zeros((num_slices or 1, 2)), Tally(metrics, num_slices or 1)
     progress_state.enter("validation")
     batches = validation_batches(
         split, global_batch, rank=collectives.rank, world_size=collectives.world_size, num_slices=num_slices

@@ -21,7 +21,7 @@ from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.reporting.base import first_metric
 from allstep.common.reporting.trackers import scalars
-from allstep.common.training.metrics import Metric, Metrics
+from allstep.common.training.metrics import Metric, Metrics, Tally
 
 RANDOM = np.random.default_rng(0)
 CLASSES = 7  # class 5 is never a target, class 6 neither a target nor predicted
@@ -44,7 +44,7 @@ def measured(names, data: Dataset, outputs: np.ndarray, num_ranks: int = 1) -> d
     def one(rank: int) -> dict:
         collectives = ThreadCollectives(group, rank, num_ranks) if num_ranks > 1 else OneRank()
         found = Metrics(names, data, names[0])
-        tally = found.tally(1)
+        tally = Tally(found, 1)
         ends = np.cumsum([0, *(60, 40, 0)[: num_ranks - 1], 100])
         own = range(ends[rank], min(ends[rank + 1], 100))
         for begin in range(0, max(len(own), 1), 9):
@@ -106,7 +106,7 @@ def test_tokens_whose_outputs_stay_on_the_device(framework):
     data, names = dataset(targets, "next-token", CLASSES), [*METRICS][:-3] + ["top-2"]
     columns = importlib.import_module(f"allstep.{framework}.losses").scores(*map(to(framework), (logits, targets)))
     of_scores = Metrics(names, data, names[0], of_scores=True)
-    tally = of_scores.tally(1)
+    tally = Tally(of_scores, 1)
     tally.add(0, columns.numpy(), targets)
     expected = measured(names, data, logits)
     found = of_scores.compute(tally.totals(OneRank()))
@@ -253,7 +253,7 @@ def test_counts_of_other_names_on_other_ranks_are_refused():
         found = Metrics([], dataset(LABELS, "classification", CLASSES), "loss")
         found.metrics = (Metric("own", "own", lambda outputs, targets: {f"class {targets[0]}": 1}, sum),)
         found.has_user_metric = True
-        tally = found.tally(1)
+        tally = Tally(found, 1)
         tally.add(0, LOGITS, np.full(100, rank))
         tally.totals(ThreadCollectives(group, rank, 2))
 
