@@ -88,8 +88,10 @@ def checkpoint_directories(parent: Path) -> list[Path]:
 
 
 def scan(parent: Path) -> tuple[list[tuple[Path, Manifest]], list[UserError]]:
-    """Return the checkpoints in `parent` in the order in which they were written, and the errors of those whose
-    manifest cannot be read. Arrays are not read."""
+    """Return the checkpoints in `parent`, oldest first, and the error of each manifest that cannot be read.
+
+    Arrays are not read.
+    """
     readable, errors = [], []
     for path in checkpoint_directories(parent):
         try:

@@ -75,8 +75,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainState:
-    """State from which a run can resume. All fields but `arrays` must consist of JSON types (str keys, no tuples);
-    non-finite floats are kept."""
+    """State from which a run can resume.
+
+    All fields but `arrays` must consist of JSON types (str keys, no tuples); non-finite floats are kept.
+    """
 
     framework: str  # the one that wrote it: "pytorch" or "tensorflow"
     arrays: dict[str, np.ndarray]

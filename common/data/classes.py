@@ -21,7 +21,7 @@ _CLASSES = 2**40
 
 
 def tell_alike(names: Iterable[str]) -> None:
-    """Tell of two classes whose names look alike, as those that were typed."""
+    """Warn of two classes whose names differ only as typing errors do."""
     known: dict[str, str] = {}
     for name in names:
         if (other := known.setdefault(look(name), name)) != name:

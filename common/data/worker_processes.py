@@ -33,30 +33,30 @@ _reader: Any = None
 
 
 class WorkerProcesses:
-    """Calls methods of copies of an object, one in each of `number` processes, which end with this one."""
+    """Calls methods of copies of an object, one in each of `number` processes, which end with this process."""
 
     def __init__(self, reader: Any, number: int, where: str, flag: str) -> None:
-        """`flag` is the one that gives their number."""
+        """`where` and `flag`, the flag that gives the number, are for the error message."""
         self.number, self._where, self._flag = number, where, flag
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(number, context, initializer=_begin, initargs=(reader, os.getpid()))
-        with self._told():
+        with self._explained():
             self._pool.submit(os.getpid).result()  # the first call makes all of them
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a method of one of the copies returns. Raises its exceptions; Fault if a process is gone."""
-        with self._told():
+        with self._explained():
             return self._pool.submit(_call, method.__name__, arguments).result()
 
     def split(self, method: Callable[..., list[Any]], numbers: Sequence[int], *arguments: Any) -> list[Any]:
         """Return the joined lists that a method returns for parts of `numbers`, in their order; raises as `call`."""
         parts = [part.tolist() for part in np.array_split(np.asarray(numbers, np.int64), self.number) if len(part)]
-        with self._told():
+        with self._explained():
             results = [self._pool.submit(_call, method.__name__, (part, *arguments)) for part in parts]
             return [one for result in results for one in result.result()]
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except BrokenProcessPool:
@@ -67,7 +67,7 @@ class WorkerProcesses:
 
 
 def _begin(reader: Any, parent: int) -> None:
-    """Prepare a process: it has one thread, as a worker of PyTorch, and leaves Ctrl-C to the rank that it ends with."""
+    """Prepare a process: one thread, as in a worker of PyTorch, and Ctrl-C left to the rank, with which it ends."""
     global _reader
     _reader = reader
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -100,8 +100,8 @@ class DecodeProcesses:
         shape = (number, CHUNK, splits[0].size, splits[0].size, 3)
         self._pixels = np.frombuffer(mmap.mmap(-1, math.prod(shape)), np.uint8).reshape(shape)
         self._free = queue.SimpleQueue()
-        for place in range(number):
-            self._free.put(place)
+        for block in range(number):
+            self._free.put(block)
         self._processes = WorkerProcesses(self, number, "images", "--decode-threads")
 
     def read(self, split: EncodedSplit, indices: list[int], draws: list[list[float]], images: np.ndarray) -> None:
@@ -113,19 +113,19 @@ class DecodeProcesses:
 
         def read(begin: int) -> None:
             part = slice(begin, begin + CHUNK)
-            place = self._free.get()
+            block = self._free.get()
             try:
-                split.unreadable |= self._processes.call(self.decode, place, which, indices[part], draws[part])
-                images[part] = self._pixels[place, : len(indices[part])]
+                split.unreadable |= self._processes.call(self.decode, block, which, indices[part], draws[part])
+                images[part] = self._pixels[block, : len(indices[part])]
             finally:
-                self._free.put(place)
+                self._free.put(block)
 
         for _ in split.pool.map(read, range(0, len(indices), CHUNK)):
             pass  # re-raises exceptions
 
-    def decode(self, place: int, which: int, indices: list[int], draws: list[list[float]]) -> set[int]:
-        """Decode samples in one of the processes; return those that it has found to be unreadable."""
+    def decode(self, block: int, which: int, indices: list[int], draws: list[list[float]]) -> set[int]:
+        """Decode samples in one of the processes, into a block of the pixels; return the indices of unreadable ones."""
         split = self._splits[which]
-        for index, its_draws, out in zip(indices, draws, self._pixels[place], strict=False):
+        for index, its_draws, out in zip(indices, draws, self._pixels[block], strict=False):
             split.read_one(index, its_draws, out)
         return split.unreadable

@@ -1,4 +1,4 @@
-"""Counts that validation metrics take of outputs and targets, and values that the sums of these counts come to.
+"""Counts of outputs and targets, and the values of validation metrics that follow from the sums of these counts.
 
 Averages follow scikit-learn: means over classes count those that occur among targets or predictions, and means over
 several outputs weight them equally.
@@ -24,7 +24,7 @@ class Scores:
 
 
 class _Outputs:
-    """The same of outputs (n, classes) for targets (n,), computed when it is needed."""
+    """The same numbers as `Scores`, of outputs (n, classes) for targets (n,), each computed when it is needed."""
 
     def __init__(self, outputs: np.ndarray, targets: np.ndarray) -> None:
         self._outputs, self._targets = outputs.reshape(-1, outputs.shape[-1]), targets
@@ -37,7 +37,7 @@ class _Outputs:
 
     @property
     def rank(self) -> np.ndarray:
-        """Number of classes before the target's; of equal outputs, the first classes come first."""
+        """Number of classes ranked before the target; classes with equal outputs are ranked by number."""
         outputs, own = self._outputs, self._own
         before = np.arange(outputs.shape[1]) < self._targets[:, np.newaxis]
         return np.count_nonzero((outputs > own) | ((outputs == own) & before), axis=1)
@@ -92,7 +92,7 @@ def errors(outputs: np.ndarray, targets: np.ndarray, centre: float | np.ndarray 
     return {**counts, "sum": centred.sum(0), "sum_of_squares": np.square(centred).sum(0)}
 
 
-# What counts come to.
+# Values of metrics, from the sums of counts.
 
 
 def _over(one: Any, other: Any) -> np.ndarray:
@@ -114,7 +114,7 @@ def _weighted(of_classes: Callable[[Counts], np.ndarray], counts: Counts) -> flo
 
 
 def _r2(counts: Counts) -> float:
-    """Return the mean over outputs; of targets that are all the same, 1 if there is no error and else 0."""
+    """Return the mean R2 of the outputs; where all targets are the same, R2 is 1 without errors and else 0."""
     total = counts["sum_of_squares"] - np.square(counts["sum"]) / counts["all"]
     exact = np.where(counts["squares"] == 0, 1.0, 0.0)
     return float(np.where(total > 0, 1 - _over(counts["squares"], total), exact).mean())

@@ -1,4 +1,4 @@
-"""Description of what a run was trained on and how, which its checkpoints keep: classes, samples, network.
+"""Description of the classes, samples and network of a run, which its checkpoints keep.
 
 A resumed run is compared with it field by field; `allstep evaluate`, `load` and `export` build the network from it.
 """
@@ -29,7 +29,7 @@ _OF_DATASET = ("task", "num_classes", "input_shape", "input_type", "num_tokens",
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """How pictures become samples in validation: RGB, the centre crop of `crop` of the shorter side, resized."""
+    """How pictures become samples in validation: RGB, cropped at the centre to `crop` of the shorter side, resized."""
 
     size: Count
     """Height and width in pixels."""
@@ -54,7 +54,7 @@ class Description:
     """Names of a table's columns that are the inputs, and of the target."""
     mean: tuple[Annotated[float, number(-1e30)], ...] = (0.0,)
     std: tuple[Annotated[float, number(1e-30)], ...] = (1.0,)
-    """Samples become (x / scale - mean) / std; of each channel, or one for all."""
+    """Samples x become (x / scale - mean) / std, with a number for each channel, or one for all."""
     scale: Annotated[float, number(1e-30)] = 1.0
     """Divisor of pixels."""
     image_files: ImageFiles | None = None
@@ -73,7 +73,7 @@ class Description:
     """Version of allstep."""
 
     def dataset(self) -> Dataset:
-        """Return a data set of these samples, without any, from which networks and inputs can be built."""
+        """Return a data set without samples, from which networks and inputs can be built."""
         none = cast("Split", ())
         shared = {name: getattr(self, name) for name in (*_OF_DATASET, "mean", "std")}
         return Dataset(none, none, class_names=self.classes, **shared)
@@ -117,7 +117,7 @@ def described(dataset: Dataset) -> Description:
 
 
 def read_description(saved: Mapping[str, Any]) -> Description | None:
-    """Return the description that a checkpoint has; None for checkpoints before format 3.
+    """Return the description that a checkpoint holds; None if it was written before format 3.
 
     Raises Mismatch if it is damaged.
     """
@@ -130,9 +130,9 @@ def read_description(saved: Mapping[str, Any]) -> Description | None:
 
 
 def check_same(before: Description, now: Description, *, advice: str, only: Callable[[str], bool] = bool) -> None:
-    """Refuse a data set whose samples are not those of a description, naming the first field that differs.
+    """Raise UserError that names the first field in which descriptions of the data differ, and gives `advice`.
 
-    `advice` is what to do about it; `only` returns whether to compare a field of `Description`.
+    `only` returns whether to compare a field of `Description`.
     """
     if only("classes") and before.classes and now.classes and before.classes != now.classes:
         raise UserError(f"{_classes_apart(before.classes, now.classes)}; {advice}")

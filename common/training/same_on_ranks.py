@@ -1,12 +1,12 @@
-"""Comparison of what ranks were started with and what they read, before they build a network.
+"""Comparison of the flags and the data of all ranks, before they build a network.
 
-Ranks with other flags would wait for each other without end, and ranks with other data would train on a mixture. By the
-digests of its data, a resumed run notices that it got other samples than the run before, too.
+Ranks with different flags would wait for each other without end, and ranks with different data would train on a
+mixture. The digests of the data also show a resumed run that its samples are not those of the run before.
 
-The labels are digested whole, and so are inputs in memory or in files unless they are large. Of larger files the sizes
-and checksums are digested, and a few samples as they are stored: not decoded, which may round differently on another
-machine, so that samples of a user's program that are others than before are told, not refused. Where the files are
-makes no difference.
+All labels are digested, and all inputs in memory or in files unless they are large. Of larger files the sizes and
+checksums are digested, and a few samples as they are stored, because decoding may round differently on another machine.
+For the same reason, only a warning follows if samples that a user's program computes have changed. The paths of files
+make no difference.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def resolve_auto(config: TrainConfig, collectives: Collectives) -> TrainConfig:
 
 
 def check_same_data(dataset: Dataset, collectives: Collectives) -> None:
-    """Refuse data sets that are not the same on all ranks."""
+    """Raise UserError unless all ranks have the same data set."""
     if collectives.world_size == 1:
         return
     found = {
@@ -115,9 +115,9 @@ def digests_of(dataset: Dataset) -> dict[str, str]:
 
 
 def _digests_of_split(split: Split) -> dict[str, str]:
-    """Return the digest of a split's labels, and of those inputs that can be compared."""
+    """Return the digests of a split's labels, and of its inputs if they can be compared."""
     digests = {"labels": _hashed([_labels(split)])}
-    if getattr(split.whole if isinstance(split, Subset) else split, "may_augment", False):
+    if getattr(_whole(split), "may_augment", False):
         if (inputs := _read_twice(split)) is not None:
             digests[f"inputs{_AS_READ}"] = _hashed([inputs])
         return digests
@@ -128,9 +128,9 @@ def _digests_of_split(split: Split) -> dict[str, str]:
 
 
 def check_data(saved: Mapping[str, str], digests: Mapping[str, str]) -> None:
-    """Refuse another data set than that of a checkpoint, as far as both have a digest; old checkpoints have none.
+    """Compare a data set with that of a checkpoint, as far as both have digests; old checkpoints have none.
 
-    The message names the part that is another one.
+    Raises UserError that names the part that differs; warns if it is samples that a user's program computes.
     """
     for name, value in digests.items():
         if saved.get(name, value) == value:
@@ -153,16 +153,15 @@ def _labels(split: Split) -> np.ndarray:
 
 def _some_inputs(split: Split) -> list[Any]:
     """Return the inputs of a few samples, as bytes or arrays."""
-    images = getattr(split.whole if isinstance(split, Subset) else split, "images", None)
+    images = getattr(_whole(split), "images", None)
     if images is None:
         return [_some(split, 0)]
     return [_content(images, index) for index in _in_whole(split, _chosen(split))]
 
 
 def _all_inputs(split: Split) -> Iterable[np.ndarray]:
-    """Return the inputs of all samples in blocks; nothing if they are not in memory, or many."""
-    whole = split.whole if isinstance(split, Subset) else split
-    size = split.read(np.arange(1), epoch=0)[0].nbytes if getattr(whole, "in_memory", False) else 0
+    """Return the inputs of all samples in blocks; nothing if they are large, or not in memory."""
+    size = split.read(np.arange(1), epoch=0)[0].nbytes if getattr(_whole(split), "in_memory", False) else 0
     if not 0 < size * len(split) <= _MAX_BYTES:
         return ()
     starts = range(0, len(split), _ROWS_AT_ONCE)
@@ -170,8 +169,8 @@ def _all_inputs(split: Split) -> Iterable[np.ndarray]:
 
 
 def _all_files(split: Split) -> Iterable[bytes | np.ndarray]:
-    """Return the stored bytes of all samples; if they are many, their sizes and checksums; nothing if not in files."""
-    whole = split.whole if isinstance(split, Subset) else split
+    """Return the stored bytes of all samples, or their sizes and checksums if large; nothing if not in files."""
+    whole = _whole(split)
     source: Any = getattr(whole, "images", None) or getattr(whole, "samples", None)
     source = getattr(source, "index", source)
     if isinstance(whole, CheckedSplit) or not hasattr(source, "sizes"):
@@ -185,12 +184,16 @@ def _all_files(split: Split) -> Iterable[bytes | np.ndarray]:
     return sizes, source.checksums(_in_whole(split, np.arange(len(split))))
 
 
+def _whole(split: Split) -> Split:
+    return split.whole if isinstance(split, Subset) else split
+
+
 def _in_whole(split: Split, indices: np.ndarray) -> np.ndarray:
     return split.indices[indices] if isinstance(split, Subset) else indices
 
 
 def _read_twice(split: Split) -> np.ndarray | None:
-    """Return the inputs of some samples; None if they are others when they are read again."""
+    """Return the inputs of some samples; None if they differ when they are read again."""
     first, second = (split.read(_chosen(split, _SAMPLES_READ_TWICE), epoch=0)[0] for _ in range(2))
     return first if np.array_equal(first, second) else None
 

@@ -64,22 +64,21 @@ class StepsInFlight:
             num_parts: see `Worker`.
             on_result: called with each step and the sum of its losses, in order.
         """
-        self._progress, self._most, self._num_parts, self._on_result = progress, maximum, num_parts, on_result
+        self._progress, self._maximum, self._num_parts, self._on_result = progress, maximum, num_parts, on_result
         self._steps: deque[StartedStep] = deque()
         self._clock_started = time.perf_counter()
 
     def add(self, step: StartedStep) -> None:
         """Add a step, and read the results of the oldest ones until at most `maximum` are in flight."""
         self._steps.append(step)
-        self._finish(self._most)
+        self._finish(self._maximum)
 
     def finish(self) -> None:
         """Read the results of all steps."""
         self._finish(0)
 
     def restart_clock(self) -> float:
-        """Restart the clock, and return the seconds since its last start; they count as training only if the caller
-        counts them."""
+        """Restart the clock, and return the seconds since its last start, which are not counted as training."""
         before, self._clock_started = self._clock_started, time.perf_counter()
         return self._clock_started - before
 

@@ -12,25 +12,25 @@ from allstep.common.launch.placement import Placement
 
 
 class BaseStrategy(ABC):
-    """The five steps, in the order in which `train.py` takes them; each framework's `Strategy` says what it asks for.
+    """The five steps, in the order in which `train.py` takes them.
 
-    Models, optimizers, devices and reductions are the framework's.
+    Models, optimizers, devices and reductions are the framework's; its `Strategy` documents them.
     """
 
     gpu: int | None = None
     """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
     collectives: Collectives
-    """Collectives of the engine; available from `pin_device` on."""
+    """Collectives of the engine; set by `pin_device`."""
     num_local_devices = 1
-    """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
+    """Number of devices among which this process divides its samples; set by `pin_device`."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
     reduction: Any
-    """How gradients are combined; there from `wrap` on."""
+    """How gradients are combined; set by `wrap`."""
     ordered_sum_of: Callable[..., Any]
     """Makes an `OrderedSum` of the number of slices, rank, world size and exchange."""
     synchronise_batch_norm: Callable[..., None]
-    """Has batch norms of a model normalise over all ranks, by a sum of tensors over these: all of them, if wanted."""
+    """Makes batch norms of a model normalise over all ranks; takes the model, `sum_over_ranks`, and `wanted`."""
 
     def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
@@ -47,7 +47,7 @@ class BaseStrategy(ABC):
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
 
     def choose_device(self) -> None:
-        """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it once it knows its placement."""
+        """Choose a GPU or the CPU, on which the communication depends; `init` calls it once it knows the placement."""
         num_gpus = self.count_gpus()
         self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
         report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
@@ -57,7 +57,7 @@ class BaseStrategy(ABC):
         """Return the number of GPUs that this rank sees and could train on."""
 
     def serve(self) -> bool:
-        """Return whether this rank only computes for another one that trains, once that one is gone."""
+        """Compute for another rank until it ends, if this rank does not train itself; return whether that was so."""
         return False
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -65,7 +65,7 @@ class BaseStrategy(ABC):
         return contextlib.nullcontext()
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """3. Have gradients averaged over ranks before they are applied; the only place that looks at --slices.
+        """3. Have gradients averaged over ranks before they are applied; only this step depends on --slices.
 
         Returns: what to call in a training step in place of `model`, and the optimizer.
         """
@@ -87,24 +87,24 @@ class BaseStrategy(ABC):
         """4. Give every rank the weights and the optimizer state of rank 0."""
 
     def ordered_sum(self) -> Any:
-        """Return what adds up vectors of slices over all ranks."""
+        """Return the `OrderedSum` that adds up vectors of slices over all ranks."""
         return self.ordered_sum_of(
             self.flags.num_slices, self.placement.rank, self.placement.world_size, exchange=self._exchange()
         )
 
     def _exchange(self) -> Any:
-        """Return how tensors travel between ranks, where there are several."""
+        """Return the exchange of tensors between ranks; None for one rank."""
         return None
 
     def sum_over_ranks(self, tensor: Any, name: str) -> Any:
-        """Return the sum of `tensor` over all ranks and devices, in its place where the framework has places.
+        """Return the sum of `tensor` over all ranks and devices, in place if the framework's tensors can change.
 
-        The name is the same on all ranks and no other sum's.
+        `name` is the same on all ranks, and belongs to no other sum.
         """
         return tensor
 
     def metrics(self) -> dict[str, float]:
-        """Return what the strategy measures besides, for the report of the run."""
+        """Return measurements of the strategy for the report of the run."""
         return {}
 
     def versions(self) -> dict[str, str]:

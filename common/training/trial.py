@@ -1,8 +1,8 @@
 """Trial of a user's network before training: what passes change besides weights, and how outputs depend on samples.
 
-A pass in training changes state without an optimizer: counters, flags, averages, codebooks. Where the new value depends
-on the samples of the pass, it is that of one process only if one pass has the whole batch; running statistics alone are
-averaged over ranks. Where it does not, it is the same on all ranks. `trial_check` refuses the runs that would differ.
+A pass in training changes state without an optimizer: counters, flags, averages, codebooks. A value that depends on the
+samples equals that of one process only if one pass has the whole batch, except for running statistics, which are
+averaged over ranks. Any other value is the same on all ranks. `trial_check` refuses the runs that would differ.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ class PassState:
     set_once: tuple[str, ...] = ()
     """State that depends on the samples of the first pass alone."""
     not_saved: tuple[str, ...] = ()
-    """State that checkpoints lack."""
+    """State that checkpoints do not hold."""
     needs_unsaved: bool = False
-    """Whether the outputs of the next pass depend on state that checkpoints lack."""
+    """Whether the outputs of the next pass depend on state that checkpoints do not hold."""
     couples_samples: bool = False
-    """Whether outputs of a sample, or losses of layers, depend on the other samples, batch norms apart."""
+    """Whether outputs of a sample, or losses of layers, depend on the other samples, other than by batch norms."""
     has_nonlinear_gradients: bool = False
-    """Whether gradients of parts of a batch do not add up to those of the whole, as with hooks that clamp them."""
+    """Whether the sum of the gradients of a batch's parts differs from the whole batch's, as with hooks that clamp."""
     hooked_weight: str | None = None
     """Weight whose gradient the user's hooks see or change."""
     adds_losses: bool = False
     """Whether layers add losses that may depend on samples."""
     ends_in_softmax: bool = False
+    """Whether outputs are probabilities rather than logits."""
     resized: frozenset[str] = frozenset()
     """State that has another shape after a pass."""
 
 
 class Snapshot(Protocol):
-    """State of a network at a moment."""
+    """Copy of the state of a network."""
 
     def changes(self) -> set[str]:
-        """Return the names of what has changed since."""
+        """Return the names of the state that has changed since."""
         ...
 
     def restore(self, *, without: Collection[str] = ()) -> None:
-        """Put the state back, except for the names of `without`."""
+        """Restore the state, except for the names of `without`."""
         ...
 
     def next(self, changed: Collection[str]) -> Snapshot:
-        """Return a snapshot of the state now, which differs in the names of `changed`."""
+        """Return a snapshot of the present state, which differs from this one only in the names of `changed`."""
         ...
 
 
@@ -72,18 +73,18 @@ def try_passes(
     may_couple: bool,
     may_hide: bool = False,
 ) -> tuple[Any, PassState]:
-    """Run a network in training and find out what passes change; its state is another one afterwards.
+    """Run a network in training and find out what passes change. The network's state is not restored afterwards.
 
     Args:
-        run: makes a pass on the samples of that number of `variants_of`, with random numbers of that seed; returns the
-            outputs as an array, or as something else that cannot be compared.
+        run: makes a training pass; takes the index of the samples in `variants_of` and a seed of random numbers, and
+            returns the outputs, which are compared only if they are an array.
         before: a snapshot of the network.
         averaged: returns the names of running statistics.
-        not_saved: returns those of some names that checkpoints lack.
-        may_couple: whether to look at whether the outputs of a sample depend on the others.
-        may_hide: whether to look at whether the same pass has other outputs though the snapshot is put back.
+        not_saved: returns those of the given names that checkpoints do not hold.
+        may_couple: whether to test if the outputs of a sample depend on the others.
+        may_hide: whether to test if a repeated pass has other outputs although the snapshot has been restored.
 
-    Returns: the outputs of the first pass, and what was found.
+    Returns: the outputs of the first pass, and the state that passes change.
     """
     trial = _Trial(run, before, averaged)
     if trial.changed or may_couple:
@@ -121,7 +122,7 @@ class _Trial:
         self.after = before
         """Snapshot after the first pass, if other samples were tried."""
         self.sample_dependent = set[str]()
-        """Names of state that other samples changed in another way."""
+        """Names of state whose change depends on the samples."""
         self.couples_samples = False
 
     def exchange_samples(self, *, may_couple: bool) -> None:
@@ -139,14 +140,14 @@ class _Trial:
         if not _same(self.outputs, copies, slice(-1, None)):
             return True
         has_equal_rows = _has_equal_rows(copies)
-        # State that counts samples, or from which a generator of the network's own draws for each.
+        # The state may count samples, or be the network's own generator, which draws numbers for each sample.
         if has_equal_rows or self.changed - self.sample_dependent:
             after = self._snapshot()
             fewer = self._repeat(3)
             self.sample_dependent |= self._changes_since(after)
             if has_equal_rows:
                 return not self.sample_dependent and _depends_on_number(copies, fewer)
-        # Copies differ by random numbers, which another seed changes, unless they are from such a generator.
+        # Copies differ by random numbers; another seed changes these, unless they are from such a generator.
         return not self.sample_dependent and _same(copies, self._repeat(2, seed=1), slice(None))
 
     def changed_again(self) -> set[str]:
@@ -156,7 +157,7 @@ class _Trial:
         return now.changes()
 
     def outputs_need(self, names: Collection[str]) -> bool:
-        """Return whether the first pass has other outputs if all state but that of `names` is put back."""
+        """Return whether the first pass has other outputs if all state except `names` is restored."""
         self._before.restore(without=names)
         return not _same(self.outputs, self._run(0, 0), slice(None))
 
@@ -175,15 +176,19 @@ _HIDDEN = "something that its code alone can reach"
 
 
 def num_samples(shape: Sequence[int]) -> int:
-    """Return how many samples of a shape a trial takes: few large ones, which cost time."""
+    """Return the number of samples of a shape that a trial takes; large ones cost time, so it takes fewer."""
     return 3 if math.prod(shape) > 4096 else 9
 
 
 def variants_of(samples: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return `samples`; them with every second one, from the first on, replaced by another one; as many copies of the
-    last one; and two thirds of these.
+    """Return the samples of the passes of a trial.
 
-    Copies of one sample take the same way, such as to one expert, which may have room for a few.
+    Args:
+        samples: (n, ...).
+        drawn: other samples, (n, ...).
+
+    Returns: `samples`; `samples` with every second one, from the first on, replaced; n copies of the last one; and two
+        thirds of these copies, because copies all take the same way, such as to one expert with room for a few.
     """
     others, alike = samples.copy(), samples.copy()
     others[::2] = drawn[::2]
@@ -206,7 +211,7 @@ def are_multiples(gradients: Sequence[Any], others: Sequence[Any], factor: float
 
 
 def _same(outputs: Any, others: Any, samples: slice) -> bool:
-    """Return whether the outputs of these samples are the same within rounding; true for what is no array."""
+    """Return whether the outputs of `samples` are the same within rounding; true if they are not arrays."""
     if not isinstance(outputs, np.ndarray) or not isinstance(others, np.ndarray) or outputs.ndim == 0:
         return True
     if outputs.shape != others.shape:
@@ -215,12 +220,12 @@ def _same(outputs: Any, others: Any, samples: slice) -> bool:
 
 
 def _has_equal_rows(outputs: Any) -> bool:
-    """Return whether all samples have the same outputs; true for what is no array."""
+    """Return whether all samples have the same outputs; true if these are not an array."""
     return not isinstance(outputs, np.ndarray) or _same(outputs, outputs[::-1], slice(None))
 
 
 def _depends_on_number(outputs: Any, fewer: Any) -> bool:
-    """Return whether equal samples have other outputs where there are fewer, beyond rounding errors of any type."""
+    """Return whether fewer copies of a sample have other outputs, beyond rounding errors of any type."""
     if not isinstance(outputs, np.ndarray) or not isinstance(fewer, np.ndarray) or not outputs.ndim or not fewer.ndim:
         return False
     one, other = outputs[0].astype(np.float32), fewer[0].astype(np.float32)

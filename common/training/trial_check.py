@@ -1,4 +1,4 @@
-"""Runs that the trial of a network rules out (`trial`), and warnings about what it has shown."""
+"""Refusals and warnings that follow from the trial of a network (`trial`)."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def num_parts(session: TrainingRun) -> int:
 
 
 class TrialCheck(Check):
-    """Hook that refuses runs in which such a network would be trained otherwise than in one process."""
+    """Hook that refuses runs that would train a network otherwise than one process with the whole batch does."""
 
     def __init__(self, state: PassState, *, averaged: str, puts_back: bool, anew: Collection[str] = ()) -> None:
-        """Take the result of a trial.
+        """Keep the result of a trial.
 
         Args:
-            averaged: beginning of the names of state that is averaged over ranks.
+            averaged: prefix of the names of state that is averaged over ranks.
             puts_back: whether each pass of a step begins with the state of the first.
-            anew: names of state with which what is recomputed begins as the pass did.
+            anew: names of state that --recompute restores before it computes a part of a pass again.
         """
         self._state, self._averaged, self._puts_back, self._anew = state, averaged, puts_back, anew
 
     def check(self, session: TrainingRun) -> None:
-        """Check passes and resuming.
+        """Check the passes of a step, and resuming; on rank 0, also warn.
 
-        Raises UserError if parts of a batch would change a state that one pass changes by the whole batch, or a resumed
-        run would begin with another state than the run before ended with.
+        Raises UserError if the parts of a batch would change a state otherwise than one pass over the whole batch, or a
+        resumed run would begin with another state than the run before ended with.
         """
         config, placement, state = session.config, session.placement, self._state
         parts = num_parts(session)

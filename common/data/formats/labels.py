@@ -91,7 +91,7 @@ def check_name(num_characters: int, where: str) -> None:
 
 
 def tell_of_many(num_classes: int, num_samples: int, where: str) -> None:
-    """Tell of classes that most samples have for themselves, as ages, prices and captions."""
+    """Warn of more classes than half the samples, as ages, prices or captions make."""
     if num_classes > max(_FEW_CLASSES, num_samples / 2):
         tell(f"the {num_samples} targets of {where} are {num_classes} classes; numbers need --task regression")
 
