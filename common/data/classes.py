@@ -51,7 +51,7 @@ def _read_labels(split: Split) -> np.ndarray:
 def read_class_weights(path: Path) -> np.ndarray:
     """Return the numbers of a file of --class-weights.
 
-    Raises UserError if the file cannot be read, or has a number that is no weight.
+    Raises UserError if the file cannot be read, or has a number that cannot be a weight.
     """
     weights = read_numbers(path, "--class-weights", "a weight of 0 or more for each class")
     if not weights.size or weights.min() < 0 or weights.max() == 0:

@@ -41,8 +41,8 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """List the files without decoding any.
 
-    Raises UserError if a package is not installed, a flag is out of range, a folder is missing, a class has no image,
-    or both parts differ in their classes.
+    Raises UserError if a package is not installed, a folder is missing, a class has no image, or both parts differ in
+    their classes.
     """
     prepare_decoding(config)
     passed = PassedOver()
@@ -73,7 +73,7 @@ def load(config: DataConfig) -> Dataset:
 def _part_folders(config: DataConfig, passed: PassedOver) -> tuple[Path, Path | None]:
     """Return the folders of both parts; the second is None if a share of the first is held out.
 
-    Raises UserError if there is neither train/ nor a folder of images a class.
+    Raises UserError if there is neither train/ nor a folder of images for each class.
     """
     data_dir = config.data_dir
     names = folders_in(data_dir, PassedOver()) if data_dir.is_dir() else []
@@ -119,7 +119,7 @@ class ImageList:
     labels: np.ndarray
     """Class of each sample, int64 (samples,)."""
     hashes: np.ndarray
-    """Hash of each file that was read, uint32 (samples,), in memory that this process shares with its forks; else 0."""
+    """Hash of each file, uint32 (samples,), 0 until it is read; in memory that this process shares with its forks."""
 
     def content(self, index: int) -> bytes:
         data = image_content(self.path(index))

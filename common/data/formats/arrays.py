@@ -65,7 +65,7 @@ def targets_of(values: Any, where: str, indices: np.ndarray | None = None) -> np
 
 
 def joined(fields: Sequence[Any], where: str) -> np.ndarray:
-    """Return fields (samples, ...) as float32 (samples, numbers). Raises UserError if one is no numbers."""
+    """Return fields (samples, ...) as float32 (samples, numbers). Raises UserError if a field is not numeric."""
     try:
         arrays = [np.asarray(field, np.float32) for field in fields]
         return np.concatenate([array.reshape(len(array), math.prod(array.shape[1:])) for array in arrays], 1)
@@ -106,7 +106,7 @@ def _array(values: Any, where: str, *, text: bool = False) -> np.ndarray:
 
 
 def _unboxed(array: np.ndarray) -> np.ndarray:
-    """Return an array of objects as an array of what they are; it stays if they differ in type or shape."""
+    """Return an array of objects as an array of their common type; unchanged if they differ in type or shape."""
     are_text = {isinstance(item, (str, bytes)) for item in array.ravel()}
     return array if len(are_text) > 1 else np.asarray(array.tolist())
 

@@ -145,7 +145,7 @@ def _is_text(kind: Any) -> bool:
 def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """Return a column without dictionaries (pandas' categories), and with decimal numbers as floating-point ones.
 
-    Raises OSError if there is no memory for what a dictionary has once, and its rows many times.
+    Raises OSError if a dictionary's values, repeated for all rows, do not fit into memory.
     """
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
 """hf:DIR: a data set of Hugging Face's `datasets`, saved by `save_to_disk`.
 
-DIR holds *.arrow files, or one folder of them per split: train, and validation or test. Only pyarrow is needed. Where
-`save_to_disk` names files and splits in state.json and dataset_dict.json, others are of an earlier data set, which it
-leaves in the folder, and passed over.
+DIR holds *.arrow files, or one folder of them per split: train, and validation or test. Only pyarrow is needed.
+`save_to_disk` names its files and splits in state.json and dataset_dict.json; others were left by an earlier data set
+in the same folder, and are passed over.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _left_over(read: Callable[[Path], dict], path: Path) -> str:
-    """Return why the file of a table is none of the data set, or an empty text; `read` reads each JSON file once."""
+    """Return why a table's file is not part of the data set, or an empty text; `read` reads each JSON file once."""
     if path.name.startswith("cache-"):
         return "files cache-*, which other programs keep"
     state, splits = read(path.parent / "state.json"), read(path.parent.parent / "dataset_dict.json").get("splits")

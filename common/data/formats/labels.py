@@ -20,7 +20,7 @@ _MIN_SAMPLES_A_CLASS = 2
 """Whole floating-point numbers are classes if all of 0 to the largest occur, this many times on average."""
 _SUM_TOLERANCE = 1e-3
 _FEW_CLASSES = 20
-"""Classes that a few samples may have for themselves, without a line."""
+"""Number of classes up to which no warning follows, however few samples there are."""
 
 
 @dataclass(frozen=True)

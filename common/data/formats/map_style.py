@@ -43,7 +43,7 @@ def is_map_style(samples: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Found:
-    """Facts about samples that the first one tells."""
+    """Facts about the samples, found from the first one."""
 
     fields: tuple[tuple[str, ...], str] | None = None
     """Names of the inputs and the target in samples that are mappings."""
@@ -246,8 +246,10 @@ class MapStyle:
 
 
 def labels_of(samples: Any, target: str | None = None) -> np.ndarray | None:
-    """Return the labels of all samples where a data set has them at hand, as torchvision's and torch's wrappers do, and
-    those of Hugging Face's in the column `target`."""
+    """Return the labels of all samples, without reading these; None if the data set does not hold them.
+
+    `target` is the column of the labels in Hugging Face's data sets; others hold them as torchvision's do.
+    """
     kind = torch_wrapper(samples)
     if kind == "TensorDataset":
         labels = plain(samples.tensors[-1])
@@ -275,7 +277,7 @@ def labels_of(samples: Any, target: str | None = None) -> np.ndarray | None:
 
 
 def class_names_of(samples: Any, target: str | None = None) -> tuple[str, ...]:
-    """Return the names of the classes where a data set has them, or the one that it is a part of."""
+    """Return the names of the classes that a data set, or the one of which it is a part, holds; else none."""
     kind = torch_wrapper(samples)
     if kind == "Subset":
         return class_names_of(samples.dataset, target)
@@ -292,7 +294,7 @@ def names_in(classes: Any) -> tuple[str, ...]:
 
 
 def number_of(samples: Any, name: str) -> int | None:
-    """Return an attribute that is a whole number; None if there is no such one."""
+    """Return an attribute if it is a whole number, else None."""
     try:
         return operator.index(getattr(samples, name, None))  # pyright: ignore
     except TypeError:
@@ -300,7 +302,7 @@ def number_of(samples: Any, name: str) -> int | None:
 
 
 def _hf_features(samples: Any) -> Mapping[str | None, Any]:
-    """Return the columns by name of a data set of Hugging Face's; of any other, none."""
+    """Return the columns of a Hugging Face data set by name; none for any other."""
     return getattr(samples, "features", None) or {} if hasattr(samples, "with_format") else {}
 
 

@@ -1,4 +1,4 @@
-"""Files of a data set's folder, those of training and validation, and input and target fields of a sample."""
+"""Files for training and for validation in a data set's folder; input and target fields of a sample."""
 
 import os
 import re
@@ -81,7 +81,7 @@ _FOLDER = re.compile(PART, re.IGNORECASE)
 _IN_NAME = re.compile(rf"(?:^|[-_. 0-9=])({PART})(?=[-_. 0-9]|$)", re.IGNORECASE)
 _SHARD = re.compile(r"-\d+-of-\d+$")
 UNNAMED = "unnamed"
-"""Part of what names none."""
+"""Part of files and folders whose names contain none."""
 
 _INPUT_NAMES = (
     "x", "input", "inputs", "image", "images", "img", "image/encoded", "jpg", "jpeg", "png", "npy", "pixel_values",
@@ -143,12 +143,12 @@ def choose_parts(
 ) -> tuple[str | None, str | None]:
     """Return the names of the training part and of the validation part; None if there is none.
 
-    What names no part is for training, unless other things name it. Of several validation parts the first of
-    `VALIDATION_NAMES` is taken. Raises UserError if the part that is asked for is missing.
+    Things without a part in their name are for training, unless others are named so. Of several validation parts, the
+    first of `VALIDATION_NAMES` is taken. Raises UserError if the part that is asked for is missing.
 
     Args:
         what: plural of the things in the parts, for the line about those that are passed over.
-        config: `validation_part` chooses among validation parts; what has only that one is taken for both parts.
+        config: `validation_part` chooses among validation parts; if there is no training part, it is taken for both.
     """
     train = next((name for name in (*TRAINING_NAMES, UNNAMED) if name in parts), None)
     wanted = config.validation_part
@@ -166,7 +166,7 @@ def choose_parts(
 
 
 def part_named(name: str) -> str:
-    """Return the part that a folder's name is, or `UNNAMED`."""
+    """Return the part for which a folder's name stands, or `UNNAMED`."""
     return name.lower() if _FOLDER.fullmatch(name) else UNNAMED
 
 
