@@ -4,14 +4,13 @@ python -m allstep.pytorch.installation
 """
 
 import itertools
-from collections.abc import Sequence
 
 import torch
 
 from allstep.common.process.installation import report
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print an `Installation`."""
     # With a driver that is too old, device_count() still counts GPUs, but the next call would fail.
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -3,14 +3,12 @@
 python -m allstep.tensorflow.installation
 """
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from allstep.common.process.installation import report
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print an `Installation`."""
     cuda = tf.sysconfig.get_build_info().get("cuda_version")
     num_gpus = len(tf.config.list_physical_devices("GPU"))
