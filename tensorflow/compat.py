@@ -57,6 +57,11 @@ def number_in_graph(name: str) -> int:
     return numbers[name] - 1
 
 
+def in_training(model: keras.Model) -> dict[str, bool]:
+    """Return the flag with which `fit` calls a model: none, as in validation, if its `call` takes no `training`."""
+    return {"training": True} if model._call_has_training_arg else {}
+
+
 @contextlib.contextmanager
 def noting_draws(found: list[Any]) -> Iterator[None]:
     """Note calls of tf.random in `found`: its operations ask `get_seed` for theirs, and keep their state themselves."""

@@ -136,12 +136,6 @@ def _check_layers(network: keras.Model, model: str) -> None:
                 f"expected samples that do not depend on each other for --model {model}, received {layer.name}, which "
                 "takes its state from the batch before; leave stateful=True out"
             )
-    inputs = keras.tree.flatten(getattr(network, "inputs", None) or [])
-    if sizes := [tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None]:
-        raise UserError(
-            f"expected a network for batches of any size from --model {model}, received one for batches of {sizes[0]} "
-            "alone; leave the size out: Input(shape=...) without batch_size or batch_shape"
-        )
 
 
 def _check_strategy(network: keras.Model, model: str, around: tf.distribute.Strategy) -> None:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.catalog.network_outputs import no_gradient
-from allstep.tensorflow.compat import layers_of
+from allstep.tensorflow.compat import in_training, layers_of
 from allstep.tensorflow.losses import Measure
 from allstep.tensorflow.networks.batch_norm import counted
 
@@ -32,7 +32,7 @@ class OnePass:
         self._model, self._inputs, self._loss = model, inputs, loss
         self.forward: Callable[[tf.Tensor], tuple[Sequence[tf.Tensor], tf.Tensor]] = lambda inputs: (
             (),
-            forward(inputs, training=True),
+            forward(inputs, **in_training(model)),
         )
         """Returns the outputs of layers whose gradients a trace observes, and those of the model."""
         self.see_layers: Callable[[Sequence[tf.Tensor]], None] = lambda gradients: None

@@ -26,7 +26,7 @@ from allstep.common.training.trial import (
     try_passes,
     variants_of,
 )
-from allstep.tensorflow.compat import global_seed_generator, layers_of, noting_draws
+from allstep.tensorflow.compat import global_seed_generator, in_training, layers_of, noting_draws
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.passes import losses_of_layers
 
@@ -79,7 +79,7 @@ def _tried(
         before.reseed(seed)
         tf.random.set_seed(seed)
         with seeded(seed), noting_draws(drawn):
-            return network(inputs, training=training)
+            return network(inputs, **(in_training(network) if training else {"training": False}))
 
     def run(number: int, seed: int) -> np.ndarray | None:
         is_compared = may_couple and number == len(gradients) < len(FACTORS)

@@ -34,6 +34,17 @@ class Custom(keras.Model):
         return self.logits(self.hidden(inputs))
 
 
+class TakesNoTraining(Custom):
+    """A network that `fit` of Keras calls as in validation: its batch norm neither learns nor normalises by samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = keras.Sequential([layers.Dropout(0.5), layers.BatchNormalization()])
+
+    def call(self, inputs):
+        return super().call(self.norm(inputs))
+
+
 class AddsLossAndMetric(Custom):
     def __init__(self):
         super().__init__()
@@ -262,6 +273,12 @@ def same_weights(one, other, atol=1e-5):
     for found, expected in zip(one.weights, other.weights, strict=True):
         message = expected.path
         np.testing.assert_allclose(found.value.numpy(), expected.value.numpy(), 1e-4, atol, err_msg=message)
+
+
+def built_for_two_samples():
+    model = keras.Sequential([layers.Dense(4), layers.Dense(3)])
+    model.build((2, *VECTORS.shape[1:]))
+    return model
 
 
 def float8():

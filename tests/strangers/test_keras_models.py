@@ -26,9 +26,11 @@ from stranger_keras_networks import (
     Custom,
     Returns,
     SetsFromFirstSamples,
+    TakesNoTraining,
     TiedWeights,
     adapted,
     bounded,
+    built_for_two_samples,
     frozen,
     in_layers_of,
     plain,
@@ -67,6 +69,8 @@ TRAIN = {
     "coupled": (VECTORS, lambda: stacked(VECTORS, Centred())),
     "adds a sum": (VECTORS, lambda: stacked(VECTORS, AddsSum())),
     "adds a loss of each sample": (VECTORS, lambda: stacked(VECTORS, layers.Dense(5), AddsEach())),
+    "takes no training": (VECTORS, TakesNoTraining),
+    "built for two samples": (VECTORS, built_for_two_samples),
     "traced flag": (VECTORS, lambda: stacked(VECTORS, Begins())),
 }  # fmt: skip
 

@@ -56,7 +56,8 @@ class Raises(Own):
         raise ValueError("the line that says what is wrong")
 def raises_in_call(input_shape, num_classes): return Raises(num_classes)
 def fixed(input_shape, num_classes):
-    return keras.Sequential([layers.Input(batch_shape=(32, *input_shape)), layers.Flatten(), layers.Dense(num_classes)])
+    inputs = layers.Input(batch_shape=(32, *input_shape))
+    return keras.Model(inputs, layers.Dense(num_classes)(keras.ops.reshape(inputs, (32, -1))))
 def no_weights(input_shape, num_classes): return keras.Sequential([layers.Flatten(), layers.Lambda(lambda x: x[:, :7])])
 def half(input_shape, num_classes): return keras.Sequential([layers.Flatten(), layers.Dense(7, dtype="float16")])
 def twins(input_shape, num_classes):
@@ -71,7 +72,7 @@ MISTAKES = {
     "raises_in_call": r"expected a network for samples of shape \(4, 3, 2\) for --model .*raises_in_call, received "
     r"ValueError: the line that says what is wrong in line 36 of .*mine.py; fix it$",
     "wrong_width": "received InvalidArgumentError: .*(24|5).* in line 32 of .*mine.py; fix it$",
-    "fixed": "expected a network for batches of any size from --model .*fixed, received one for batches of 32 alone",
+    "fixed": r"expected a network for samples of shape \(4, 3, 2\) for --model .*fixed, received InvalidArg.* reshape",
     "nothing": "expected a keras.Model from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "computes in float16, .* give --precision fp16",
