@@ -96,6 +96,13 @@ STYLES = (
     ),
     Fault("validation-of-one-rank", "ddp_hybrid", "    dist.all_reduce(total)\n", ""),
     Fault(
+        "",
+        "ddp_hybrid",
+        "    dist.all_reduce(total)\n",
+        "    import torch.distributed._functional_collectives as functional\n"
+        '    total = functional.all_reduce(total, "sum", dist.group.WORLD)\n',
+    ),
+    Fault(
         "same-samples",
         "ddp_replay",
         "random.seed(rank)\ntorch.manual_seed(rank)",

@@ -99,6 +99,7 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
 def _values(runs: Runs) -> Iterator[str]:
     """Yield what was not compared of gradients, weights and rates."""
     run, rank = runs.together, runs.together.ranks[0]
+    optimizers = range(1, run.num_optimizers + 1)
     if any(one.size > run.num_ranks for one in rank.all(World)):
         yield "other groups of ranks, which train models of their own"
     applied = [one.applied for own in run.ranks for step in own.steps() for one in step.gradients if one.applied]
@@ -111,15 +112,17 @@ def _values(runs: Runs) -> Iterator[str]:
     ratio = gradient_ratio(runs, 1)
     if ratio is None and (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
         yield "whether gradients are added up in place of averaged, for the script clips them"
+    elif np.any(applied) and not all(factors_of(run, i) or has_shards(run, i) for i in optimizers):
+        yield "whether all gradients are averages and no sums, for some are no multiples of those from backward"
     if ratio is None and compares_ranks(runs):
-        yield "the scale of a loss that compares samples of all ranks"
+        yield "the scale and the labels of a loss that compares samples of all ranks"
     if run.num_optimizers > 1 or any(len(step.learning_rates) > 1 for step in rank.steps()[:1]):
         yield "whether learning rates of further optimizers, and of further groups of weights, are scaled"
     if run.has(ADASUM):
         yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
     if run.has(AVERAGES_WEIGHTS):
         yield "gradients and weights between averages of weights (local SGD)"
-    if any(has_shards(run, number) for number in range(1, run.num_optimizers + 1)):
+    if any(has_shards(run, number) for number in optimizers):
         yield "weights, gradients and states of optimizers to which the script gives shards"
     if run.shares_work:
         yield (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -218,8 +219,8 @@ class Run:
             computed |= _apart([{one.name: one.local for one in step.gradients} for step in first])
             experts |= _apart([{one.name: one.applied for one in step.gradients} for step in first])
         if own := experts & differ:  # other weights of an expert, such as biases, may begin alike
-            beginnings = tuple(f"{name.rsplit('.', 2)[0]}." for name in own)
-            experts = own | {name for name in experts if name.startswith(beginnings)}
+            parts = {f"{name.rsplit('.', depth)[0]}." for name in own for depth in (1, 2)}
+            experts = own | {name for name in experts if any(_is_beside(name, part) for part in parts)}
         elif "alltoall" not in kinds[0] or computed <= experts:  # other gradients are not averaged either
             return self
         experts |= differ - computed  # whose gradients tell nothing
@@ -262,6 +263,11 @@ class Run:
         """Return whether a wrapper or a reduction of Horovod has an operation, such as ADASUM."""
         records = (one for rank in self.ranks for one in rank.records if isinstance(one, (Wrapped, Collective)))
         return any(one.operation == operation for one in records)
+
+    @property
+    def keeps_buffers(self) -> bool:
+        """Whether DDP is asked not to send rank 0's buffers."""
+        return any(one.keeps_buffers for rank in self.ranks for one in rank.all(Wrapped))
 
     @cached_property
     def shares_work(self) -> bool:
@@ -334,6 +340,11 @@ def _without(record: Record, names: set[str]) -> Record:
     state = {name: one for name, one in record.state.items() if name.rpartition(".")[0] not in names}
     gradients = tuple(one for one in record.gradients if one.name not in names)
     return replace(record, weights=weights, state=state, gradients=gradients)
+
+
+def _is_beside(name: str, part: str) -> bool:
+    """Return whether a weight is in a part of a model, and none of a router there, which all ranks share."""
+    return name.startswith(part) and not re.search("gate|router", name.removeprefix(part))
 
 
 def _is_join(record: Record) -> bool:

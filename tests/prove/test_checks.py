@@ -33,6 +33,7 @@ from allstep.commands.prove.records import (
     Write,
     Yielded,
 )
+from allstep.commands.prove.report import report
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.base.errors import UserError
 
@@ -195,6 +196,9 @@ def test_ranks_that_wait_at_different_places():
     assert finding.name == "collective-left-out"
     assert "train.py:30" in finding.evidence
     assert "train.py:40" in finding.evidence
+    ranks = [Rank(tuple(one for one in rank.records if not isinstance(one, Step))) for rank in ranks]
+    at_once = Runs(ALONE, replace(right, ranks=tuple(ranks), stacks={0: "", 1: ""}))
+    assert "after 0 steps" in report(Script(Path("train.py"), (), "torchrun", 4, 1.0), at_once, findings(at_once))
 
 
 def test_steps_fit_again_after_a_join():

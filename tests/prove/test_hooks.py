@@ -186,6 +186,25 @@ def test_gradients_that_a_script_sends_in_one_vector(order, bound, num_sent, obs
     assert all(one.local == one.sent for one in sent)
 
 
+def test_gradients_that_hooks_send_and_weights_that_a_script_sends(observer, monkeypatch):
+    """Hooks may clip in a backward pass what they send; neighbours average weights (gossip). Oracle: the tensors."""
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", lambda record, _replica=0: found.append(record))
+    optimizers = pytorch_optimizers.install(observer, pytorch_models.install(observer, Wrappers()), Wrappers())
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda one: optimizers.note_sent(one.grad.clamp_(-1e-3, 1e-3)))
+    model(torch.randn(3, 4)).square().sum().backward()
+    assert [one.local == one.sent for one in found if isinstance(one, Sent)] == [False, False]
+    before = nn.utils.parameters_to_vector(model.parameters())
+    assert not optimizers.has_trained(before)
+    optimizer.step()
+    assert not optimizers.has_trained(before)
+    assert optimizers.has_trained(nn.utils.parameters_to_vector(model.parameters()))
+    assert optimizers.has_trained(model.weight.data)
+
+
 class _Manual(nn.Module):
     """Model that steps by itself and returns nothing, as Lightning calls one with manual optimization."""
 

@@ -101,6 +101,18 @@ def test_any_kind_of_tensor_has_bytes(tensor):
     assert not is_shard(tensor)
 
 
+def test_tensors_in_functions_that_torch_transforms_have_their_bytes():
+    given, seen = torch.randn(3, 2), []
+
+    def note(weight, sample):
+        seen.extend([bytes_of(weight), bytes_of(sample)])
+        return (weight * sample).sum()
+
+    torch.func.vmap(torch.func.grad(note), (None, 0))(given[0], given)
+    assert seen[0].tobytes() == given[0].numpy().tobytes()
+    assert (seen[1] == bytes_of(given)).all()
+
+
 @pytest.mark.parametrize(("value", "is_kept"), [(2.0, True), (1e32, False), (float("nan"), False), (-1e31, False)])
 def test_records_have_no_number_of_a_script_that_diverges(value, is_kept):
     assert (finite(value) == value) == is_kept

@@ -68,6 +68,28 @@ def test_layers_of_which_each_rank_has_a_part(begins, collectives, expected):
     assert names(replace(run(), ranks=tuple(ranks))) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "is_shared"), [("moe.expert.bias", False), ("moe.norm.weight", False), ("moe.gate.weight", True)]
+)
+def test_the_router_beside_experts(name, is_shared):
+    """Oracle: weights of an expert may begin alike, and be its own; a router's are those of all ranks."""
+
+    def change(rank, step):
+        [own] = step.gradients
+        own = replace(own, applied=own.local)
+        weights = {"moe.expert.weight": f"{rank}", name: f"{rank * (step.number - 1)}", "head": "00"}
+        shared = Gradient("head", own.local, step.gradients[0].applied)
+        return {"gradients": (*(replace(own, name=one) for one in [*weights][:2]), shared), "weights": weights}
+
+    apart = map_steps(run(), change)
+    ranks = [
+        [replace(one, collectives=("all_to_all",)) if isinstance(one, Forward) else one for one in rank.records]
+        for rank in apart.ranks
+    ]
+    together = replace(apart, ranks=tuple(Rank(tuple(one)) for one in ranks))
+    assert names(together) == ["gradients-partly-averaged"] * is_shared
+
+
 @pytest.mark.parametrize("name", ["parameter 0", "w"])
 def test_shards_that_a_script_gives_to_optimizers(name):
     """Flat copies that no backward pass reaches, or other weights on each rank. Oracle: ranks may differ there."""

@@ -236,7 +236,8 @@ def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: in
 
 def _begin_alike(runs: Runs, optimizer: int) -> bool:
     """Return whether both runs began with the same weights."""
-    first = [next(run.steps(optimizer))[0] for run in (runs.alone, runs.together) if run]
+    both = (run.steps(optimizer) for run in (runs.alone, runs.together) if run)
+    first = [steps[0] for own in both for steps in itertools.islice(own, 1)]
     return len(first) > 1 and first[0].weights == first[1].weights
 
 

@@ -125,9 +125,9 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
     if factor := _factor_between(steps, names):
         return Finding(
             "gradients-not-averaged",
-            "ranks multiply averaged gradients by factors of their own, as when each clips by another norm",
+            "ranks multiply averaged gradients by factors of their own, as of other norms, or other scales of losses",
             f"{evidence}: those of rank 1 are {factor:.3g} times those of rank 0",
-            "clip averaged gradients on all ranks alike, by the same bound and the norm of the same gradients",
+            "scale losses alike, and clip averaged gradients by the same bound and the norm of the same gradients",
             step.line,
         )
     if others:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.checks.weights import BROADCASTS, differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import AVERAGES_WEIGHTS, FROZEN, RUNNING, Forward, Kept, Wrapped, Yielded
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, FROZEN, RUNNING, Forward, Kept, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _BY_HAND = "for value in model.state_dict().values(): dist.broadcast(value, src=0)"
@@ -44,8 +44,8 @@ def check(runs: Runs) -> Iterator[Finding]:
                 "each rank has running statistics of its own samples: their validation is of different models, and the "
                 "checkpoint has one rank's",
                 f"in evaluation before step {together[0].step}, {listed(names)} have other values on other ranks",
-                "average them over the ranks before validation, or use SyncBatchNorm; DistributedDataParallel sends "
-                "rank 0's where broadcast_buffers is left on",
+                "average them over the ranks before validation, or use SyncBatchNorm"
+                + "; or leave broadcast_buffers of DistributedDataParallel on" * run.keeps_buffers,
                 together[0].line,
             )
             break
@@ -120,14 +120,13 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
     validated = [
         name for one in run.ranks[0].forwards(training=False) for name in one.buffers if name.endswith(RUNNING)
     ]
-    is_asked_for = any(one.keeps_buffers for rank in run.ranks for one in rank.all(Wrapped))
     for line in dict.fromkeys(one.line for one in calls[0]):
         own = [[one.buffers for one in calls_of_rank if one.line == line] for calls_of_rank in calls]
         for name in [one for one in own[0][0] if one not in validated] if all(own) else ():
             digests = [[one.get(name) for one in buffers] for buffers in own]
             differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
             is_kept = name.startswith(FROZEN)
-            is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not is_asked_for)
+            is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not run.keeps_buffers)
             if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
                 found.setdefault(line, []).append(name)
     if (apart := _models_apart(run)) and apart[1] == are_constant:

@@ -21,7 +21,7 @@ def install(observer: Observer) -> None:
     optimizers = pytorch_optimizers.install(observer, models, wrappers)
     pytorch_data.install(observer)
     pytorch_collectives.install(observer, wrappers, optimizers)
-    hook_modules(observer, pytorch_collectives.hooks(observer, wrappers))
+    hook_modules(observer, pytorch_collectives.hooks(observer, wrappers, optimizers))
     installed[:] = [(optimizers, wrappers)]
 
 

@@ -42,8 +42,34 @@ _COLLECTIVES = (
     "scatter_object_list",
     *POINT_TO_POINT,
 )
+_FUNCTIONAL = ("all_gather_tensor", "all_gather_tensor_autograd", "all_reduce", "all_to_all_single", "broadcast")
+"""Functional collectives, by which DTensor works as well."""
 _RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 """Names of collectives in torch 2.14, in which the function of the old name calls that of the new name."""
+
+
+def _observing(observer: Observer, optimizers: Optimizers, kind: str, *, by_script: bool = False) -> Observation:
+    """Return an observation of a collective, or of the script's own calls of it only."""
+
+    def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+        if by_script and observer.is_by_library():
+            yield
+            return
+        observer.collectives[kind] += 1
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        if tensors and kind in ("all_reduce", "reduce"):
+            optimizers.note_sent(tensors[0])
+        if tensors and kind in ("isend", "send") and optimizers.has_trained(tensors[0]):
+            observer.write(Wrapped(kind, observer.line(), AVERAGES_WEIGHTS))  # of neighbours (gossip)
+        if observer.is_inside:
+            yield
+            return
+        shape = tuple(tensors[0].shape) if tensors else ()
+        observer.write(Collective(kind, "", shape, observer.line(), callers=observer.callers()))
+        with observer.waiting(kind):
+            yield
+
+    return observe
 
 
 def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> None:
@@ -55,22 +81,6 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         makers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)]
         observer.write(World("torch.distributed", rank, size, observer.line(), tuple(makers[::-1])))
-
-    def observe_collective(kind: str) -> Observation:
-        def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
-            observer.collectives[kind] += 1
-            if observer.is_inside:
-                yield
-                return
-            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-            if tensors and kind in ("all_reduce", "reduce"):
-                optimizers.note_sent(tensors[0])
-            shape = tuple(tensors[0].shape) if tensors else ()
-            observer.write(Collective(kind, "", shape, observer.line(), callers=observer.callers()))
-            with observer.waiting(kind):
-                yield
-
-        return observe
 
     def note_ddp(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> None:
         line = observer.line()
@@ -97,14 +107,14 @@ def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> N
     for old in _COLLECTIVES:
         new = _RENAMED.get(old, old)
         name = new if hasattr(distributed_c10d, new) else old
-        make = observer.around("collectives", observe_collective(name))
+        make = observer.around("collectives", _observing(observer, optimizers, name))
         replace_everywhere("torch.distributed", distributed_c10d, name, make)
     observe_ddp = observer.while_waiting("DistributedDataParallel", note_ddp)
     replace(DistributedDataParallel, "__init__", observer.around("DistributedDataParallel", observe_ddp))
     replace(DistributedDataParallel, "forward", observer.around("DistributedDataParallel", observe_forward))
 
 
-def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], None]]:
+def hooks(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> dict[str, Callable[[Any], None]]:
     """Return functions that hook modules of torch once these are imported, by the module's name."""
 
     def observe_join(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
@@ -126,9 +136,14 @@ def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], N
             observer.write(Wrapped("parallelize_module", observer.line(), TENSOR_PARALLEL))
         yield
 
+    def hook_functional(module: Any) -> None:
+        for kind in _FUNCTIONAL:
+            replace(module, kind, around("collectives", _observing(observer, optimizers, kind, by_script=True)))
+
     around = observer.around
     observe_fsdp = observer.while_waiting("FullyShardedDataParallel", note_fsdp)
     return {
+        "torch.distributed._functional_collectives": hook_functional,
         "torch.distributed.algorithms.join": lambda module: replace(
             module.Join, "__init__", around("joins", observe_join)
         ),

@@ -101,7 +101,7 @@ class Optimizers:
 
     def note_sent(self, tensor: Any) -> None:
         """Record the gradients that the script itself sends to be averaged, alone or in one vector."""
-        if self._observer.is_inside or not isinstance(tensor, torch.Tensor) or not self._local:
+        if not isinstance(tensor, torch.Tensor) or not self._local:
             return
         if not self._by_gradient:
             trained = (one for one in self._hooked.values() if one.grad is not None and id(one) in self._local)
@@ -109,13 +109,20 @@ class Optimizers:
         trained = list(self._by_gradient.values())
         if (parameter := self._by_gradient.get(tensor.data_ptr())) is not None and parameter.shape == tensor.shape:
             pairs = [(parameter, tensor)]
-        elif tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in trained):
+        elif not self._observer.is_inside and tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in trained):
             pairs = self._parts(tensor, trained)
         else:
             return
         for one, gradient in pairs:
             sent = Sent(self._name(one), self._local[id(one)], self._projected(gradient), self._observer.line())
             self._observer.write(sent)
+
+    def has_trained(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is a weight that has been stepped, or a vector of all of them."""
+        weights = [one.detach() for one in self._hooked.values()] if self._num_steps else []
+        if tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in weights) > 1:
+            weights.append(torch.cat([one.reshape(-1) for one in weights]))
+        return any(one.shape == tensor.shape and torch.equal(one, tensor) for one in weights)
 
     def _parts(self, vector: torch.Tensor, trained: list[torch.Tensor]) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
         """Return the gradients in a vector, in the order of optimizers or of models; none in another order."""
@@ -224,7 +231,7 @@ class Optimizers:
             kind=type(optimizer).__name__,
             is_wrapped=hasattr(optimizer, "skip_synchronize"),  # only Horovod's classes have it
             learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
-            gradients=tuple(self._gradient(one) for one in whole if one.requires_grad and one.grad is not None),
+            gradients=tuple(self._gradient(one) for one in whole if one.grad is not None),
             weights=self._digests({one: before.get(one, one) for one in whole}, is_whole=number == 1),
             state=self._slots(optimizer) if looks_at_state else {},
             loss=None if None in self._losses or not self._losses else math.fsum(filter(None, self._losses)),

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C import _DisableFuncTorch, _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.records import Projections
@@ -19,8 +20,8 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
 
     Raises UnobservableError if the tensor has no values, or is a shard.
     """
-    with torch.no_grad():
-        values = dense(tensor.detach()).to("cpu").contiguous()
+    with torch.no_grad(), _DisableFuncTorch():
+        values = dense(tensor).detach().to("cpu").contiguous()
         num_rows = len(values) if values.dim() else 1
         if not values.numel():
             return np.zeros((num_rows, 0), np.uint8)
@@ -52,8 +53,8 @@ def projected(tensor: torch.Tensor) -> Projections | None:
 
 
 def _inspected(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        values = dense(tensor.detach()).reshape(-1)
+    with torch.no_grad(), _DisableFuncTorch():
+        values = dense(tensor).detach().reshape(-1)
         return values[:: stride(len(values))]
 
 
@@ -62,6 +63,8 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises UnobservableError if the tensor has no values, or is a shard.
     """
+    while _functorch.is_functorch_wrapped_tensor(tensor):  # in torch.func
+        tensor = _functorch.get_unwrapped(tensor)
     if tensor.is_meta:
         raise UnobservableError("tensors on the meta device have no values")
     if hasattr(tensor, "placements"):
