@@ -84,6 +84,7 @@ def _call(main: Callable[[], None]) -> None:
         raise
     except OSError as error:
         advice = {
+            errno.EACCES: "get access to it, or name another",
             errno.ENAMETOOLONG: "give a shorter one",
             errno.EMFILE: _MAKE_ROOM,
             **dict.fromkeys(NO_ROOM, _MAKE_ROOM),
@@ -95,6 +96,8 @@ def _call(main: Callable[[], None]) -> None:
     except (UserError, Fault):
         raise
     except Exception as error:
+        if "start new thread" in str(error):
+            raise UserError(f"{error}; {_MAKE_ROOM}") from error
         if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
             raise UserError(f"not enough memory: {summary(error)}; take a smaller network or a larger host") from error
         if "has not been initialized" in str(error):  # Horovod, or torch's process group

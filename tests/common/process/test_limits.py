@@ -21,6 +21,12 @@ def test_a_limit_of_the_machine_is_a_line(number):
         _call(fails)
 
 
+def test_what_may_not_be_read_is_a_line():
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs/a/manifest.json")
+    with pytest.raises(UserError, match=r"^runs/a/manifest\.json: Permission denied; get access to it, or name"):
+        _call(mock.Mock(side_effect=error))
+
+
 def test_a_name_that_is_too_long_is_a_line():
     with pytest.raises(UserError, match=r"^x+\.\.\. .5000 characters.: File name too long; give a shorter one"):
         _call(lambda: os.stat("x" * 5000) and None)
@@ -32,6 +38,11 @@ def test_other_errors_stay_what_they_are():
 
     with pytest.raises(OSError, match="Input/output error"):
         _call(fails)
+
+
+def test_too_few_processes_are_a_line():
+    with pytest.raises(UserError, match=r"^can't start new thread; make room, or raise the limit \(ulimit -a\)"):
+        _call(mock.Mock(side_effect=RuntimeError("can't start new thread")))
 
 
 def test_too_little_memory_is_a_line():
