@@ -115,4 +115,5 @@ def _is_own(content: bytes) -> bool:
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"expected an output directory that can be written, received {path}: {error.strerror}")
+    where = error.filename or path
+    return UserError(f"expected an output directory that can be written, received {where}: {error.strerror}")

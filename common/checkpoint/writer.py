@@ -50,6 +50,8 @@ class Checkpoints:
         try:
             self.directory.mkdir(exist_ok=True)
             directories.sync(self.directory.parent)  # the directory survives a power cut
+            if not os.access(self.directory, os.W_OK):
+                raise PermissionError("it is protected from writing")
             directories.clean_up(self.directory)
         except OSError as error:
             raise UserError(f"checkpoints directory {self.directory} cannot be written: {error}") from None

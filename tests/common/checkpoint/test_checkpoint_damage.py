@@ -332,7 +332,7 @@ def test_an_output_directory_is_not_locked_by_somebody_elses_file(tmp_path):
     (tmp_path / "fifo").mkdir()
     os.mkfifo(tmp_path / "fifo" / ".lock")
     for name in ("linked", "fifo"):
-        with pytest.raises(UserError, match="expected an output directory that can be written, received") as error:
+        with pytest.raises(UserError, match="expected an output directory that can be written, .*/.lock: ") as error:
             save(tmp_path / name, 1)
         one_line(error)
     assert (tmp_path / "precious").read_text() == "content"

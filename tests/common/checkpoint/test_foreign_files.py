@@ -125,6 +125,13 @@ def test_a_protected_checkpoint_keeps_its_name_or_gets_another(tmp_path, monkeyp
     assert names(tmp_path / "loop") == ["step-00000001", "step-00000003"]
 
 
+def test_a_protected_folder_of_checkpoints_is_refused_before_training(tmp_path, monkeypatch):
+    directory = save(tmp_path, 2)
+    monkeypatch.setattr(os, "access", lambda at, mode: at != directory)
+    with pytest.raises(UserError, match="^checkpoints directory .* cannot be written: it is protected from writing$"):
+        save(tmp_path, 3)
+
+
 def test_a_loop_leaves_files_of_the_user(tmp_path):
     for step in (1, 2):
         checkpoint.save(tmp_path, step, {"a": 1})
