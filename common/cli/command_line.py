@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,8 @@ def parse(strategies: Sequence[str], placement: Placement, argv: Sequence[str] |
             parser.refuse(word, ())
         if equals and isinstance(defaults.get(name or ""), bool):
             parser.error(f"expected {written} alone, received it with the value {quote(value)}; leave that out")
+    if shutil.get_terminal_size().columns < 20:  # tyro's help never ends in a terminal of 5 columns
+        os.environ["COLUMNS"] = "20"
     try:
         config, unknown = tyro.cli(
             TrainConfig,

@@ -209,6 +209,13 @@ def test_each_flag_has_its_help(capsys):
     assert "--strategy {horovod,single}" in printed and "{None}" not in printed
 
 
+def test_help_in_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1")
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
 def test_help_where_the_default_folder_has_a_percent_sign(monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", "/100%d")
     with pytest.raises(SystemExit):
