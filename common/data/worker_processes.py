@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allstep.common.base.errors import Fault
+from allstep.common.launch.spawn import NOTICES
 
 if TYPE_CHECKING:
     from allstep.common.data.images.encoded import EncodedSplit
@@ -60,6 +61,8 @@ class WorkerProcesses:
         try:
             yield
         except BrokenProcessPool:
+            for process in list(self._pool._processes.values()):
+                process.kill()  # the pool sends SIGTERM, and waits
             raise Fault(
                 f"a process that reads {self._where} has ended: killed, perhaps for lack of memory, or by an error of "
                 f"the library that it reads with; lower {self._flag}"
@@ -67,12 +70,13 @@ class WorkerProcesses:
 
 
 def _begin(reader: Any, parent: int) -> None:
-    """Prepare a process: one thread, as in a worker of PyTorch, and Ctrl-C left to the rank, with which it ends."""
+    """Prepare a process: it has one thread, as a worker of PyTorch, and leaves signals to the rank it ends with."""
     global _reader
     _reader = reader
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
+    for number in NOTICES:  # schedulers send them to all processes of a job, and the rank still needs samples
+        signal.signal(number, lambda *_: None)  # programs that the reader starts would inherit SIG_IGN
+        signal.siginterrupt(number, False)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -16,9 +16,10 @@ from collections.abc import Callable, MutableMapping
 from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.placement import Placement, spawned_environment
 
-# Time for a rank to end before it is killed. After one of _NOTICES, ranks may take as long as they need to save.
+# Time for a rank to end before it is killed. After one of NOTICES, ranks may take as long as they need to save.
 _GRACE_SECONDS = 8.0
-_NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP)
+"""Signals that announce the end of the job: by a scheduler, or by a terminal that closes, unless nohup ignores it."""
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -33,7 +34,7 @@ def spawn(num_ranks: int) -> int:
     """
     ranks: list[subprocess.Popen] = []
     received: list[int] = []
-    forwarded = [number for number in (signal.SIGINT, *_NOTICES) if signal.getsignal(number) != signal.SIG_IGN]
+    forwarded = [number for number in (signal.SIGINT, *NOTICES) if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, lambda number, _: received.append(number)) for number in forwarded}
     try:
         # The rendezvous socket of the ranks stays open from here on, so no other process can take its port.
@@ -73,7 +74,7 @@ def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
     while True:
         if received:
             _signal(ranks, received[0])
-            patience = math.inf if received[0] in _NOTICES else _GRACE_SECONDS
+            patience = math.inf if received[0] in NOTICES else _GRACE_SECONDS
             _wait_for_all(ranks, patience, until=lambda: len(received) > 1)
             return 128 + received[0] if any(rank.returncode != 0 for rank in ranks) else 0
         failed = [rank.returncode for rank in ranks if rank.poll()]

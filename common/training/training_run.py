@@ -85,7 +85,7 @@ class TrainingRun:
     def train(self) -> bool:
         """Train as configured, from the start or from a checkpoint; only rank 0 reads and writes files.
 
-        The ranks watch each other meanwhile. SIGTERM, SIGUSR1 or SIGHUP to any rank stops all of them at the same
+        The ranks watch each other meanwhile. A signal of `spawn.NOTICES` to any rank stops all of them at the same
         point, with a checkpoint. The result tells whether training is done; if not, an elastic job's hosts have
         changed, and it must be formed again. Raises UserError if the output directory cannot be written, or the
         checkpoint cannot be resumed; Fault if the run cannot go on, or was stopped without an output directory to save

@@ -1,7 +1,7 @@
 """Watchdog of a run: a fault of any rank ends the job on all ranks, and is reported once.
 
 Every rank has a thread (`agent`) that sends a heartbeat with the rank's progress to a thread in rank 0 (`monitor`) once
-a second. So rank 0 detects lost and stuck ranks. Notices to stop (SIGTERM, SIGUSR1, SIGHUP) use the same connections.
+a second. So rank 0 detects lost and stuck ranks. Notices to stop (SIGTERM, SIGUSR1, ...) use the same connections.
 """
 
 import contextlib

@@ -17,6 +17,7 @@ from allstep.common.base.compat import is_in_framework
 from allstep.common.base.errors import RanksLost
 from allstep.common.data.loader import READ_AHEAD
 from allstep.common.launch.placement import Placement
+from allstep.common.launch.spawn import NOTICES
 from allstep.common.process.exit import (
     EXIT_FAULT,
     EXIT_INTERRUPTED,
@@ -34,8 +35,6 @@ from allstep.common.watch.monitor import Limits
 from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.relay import BEAT_SECONDS
 
-NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that announce the end of the job: by a scheduler, or by a terminal that closes, unless nohup ignores it."""
 _CAUGHT = (*NOTICES, signal.SIGINT)
 # A notice may come from the scheduler and again from the launcher, which received it as well.
 _SAME_NOTICE_SECONDS = 2.0

@@ -24,6 +24,8 @@ from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, Te
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.data.datasets import DataConfig, Dataset
 from allstep.common.data.formats.python_file import as_dataset
+from allstep.common.data.worker_processes import WorkerProcesses
+from allstep.common.launch.spawn import NOTICES
 
 SIZE = 24
 X, Y = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(0)), torch.arange(SIZE) % 3
@@ -270,6 +272,16 @@ def test_a_process_that_reads_fails(last_words, expected):
     dataset = opened(Samples(sample, targets=Y.tolist()), data_workers=2)
     with pytest.raises(expected, match="lower --data-workers" if expected is Fault else "division by zero"):
         read(dataset)
+
+
+@pytest.mark.launch
+def test_notices_of_schedulers_leave_the_processes_that_read():
+    """Schedulers signal all processes of a job, while the rank goes on to the next checkpoint."""
+    samples = WorkerProcesses(os, 1, "the samples", "--data-workers")
+    reader = samples.call(os.getpid)
+    for number in NOTICES:
+        os.kill(reader, number)
+        assert samples.call(os.getpid) == reader
 
 
 @pytest.mark.launch
