@@ -75,8 +75,12 @@ def try_network(
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
-    if of_library or not (isinstance(trained, torch.Tensor) and isinstance(outputs, torch.Tensor)):
-        return trained if of_library or isinstance(outputs, torch.Tensor) else outputs
+    if of_library:
+        return trained
+    if not isinstance(outputs, torch.Tensor):
+        return outputs
+    if not isinstance(trained, torch.Tensor):
+        return trained
     return outputs if trained[:2].shape == outputs.shape else trained[:2]
 
 

@@ -35,35 +35,35 @@ class Snapshot:
             names: names of the state to copy, by default all.
             unchanged: copies of an earlier snapshot to share, of tensors that have not changed since.
         """
+
+        def is_wanted(name: str) -> bool:
+            return names is None or name in names
+
         self._network = network
         # Lazy modules are what their first pass makes of them.
-        self._modules = [(path, one) for path, one in network.named_modules() if not is_lazy(one)]
+        self._modules = [
+            (f"{path}." if path else "", module) for path, module in network.named_modules() if not is_lazy(module)
+        ]
         self.is_whole = names is None
         self._tensors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._attributes: dict[str, dict[str, Any]] = {}
-        # A scripted module's buffers are in its program.
-        self._buffers = [
-            (one, {n: b for n, b in _buffers(path, one) if names is None or b[0] in names})
-            for path, one in self._modules
-            if not _is_script(one)
-        ]
-        for path, module in self._modules:
-            prefix = f"{path}." if path else ""
+        self._buffers: dict[str, dict[str, torch.Tensor | None]] = {}
+        self._extra: dict[str, tuple[nn.Module, Any]] = {}
+        for prefix, module in self._modules:
             for name, one in _tensors_of(module):
-                if names is None or prefix + name in names:
+                if is_wanted(prefix + name):
                     known = unchanged.get(prefix + name)
                     self._tensors[prefix + name] = one, one.detach().clone() if known is None else known
-            found = {n: copied(v) for n, v in _attributes(module).items() if names is None or prefix + n in names}
-            self._attributes[path] = found
+            found = {name: copied(value) for name, value in _attributes(module).items() if is_wanted(prefix + name)}
+            self._attributes[prefix] = found
+            if not _is_script(module):  # a scripted module's buffers are in its program
+                self._buffers[prefix] = {n: b for n, b in module._buffers.items() if is_wanted(prefix + n)}
+            if has_extra_state(module) and is_wanted(prefix + _EXTRA):
+                self._extra[prefix + _EXTRA] = module, copy.deepcopy(module.get_extra_state())
         self._outside = {
             name: (copied(value), assign)
             for name, value, assign in outside_state(network)
-            if (names is None or name in names) and (isinstance(value, _KEPT) or _is_object(value))
-        }
-        self._extra = {
-            f"{path}.{_EXTRA}".lstrip("."): (module, copy.deepcopy(module.get_extra_state()))
-            for path, module in self._modules
-            if has_extra_state(module) and (names is None or f"{path}.{_EXTRA}".lstrip(".") in names)
+            if is_wanted(name) and (isinstance(value, _KEPT) or _is_object(value))
         }
 
     def next(self, changed: Collection[str]) -> Snapshot:
@@ -80,9 +80,8 @@ class Snapshot:
             if tensor.shape != value.shape:
                 tensor.resize_(value.shape)
             tensor.copy_(value)
-        for path, module in self._modules:
-            own, before = vars(module), self._attributes[path]
-            prefix = f"{path}." if path else ""
+        for prefix, module in self._modules:
+            own, before = vars(module), self._attributes[prefix]
             if self.is_whole:
                 for name in _attributes(module).keys() - before.keys():
                     if prefix + name not in without:
@@ -90,8 +89,8 @@ class Snapshot:
             for name, value in before.items():
                 if prefix + name not in without:
                     own[name] = _put_back(value)
-        for module, buffers in self._buffers:
-            module._buffers.update({n: b for n, (name, b) in buffers.items() if name not in without})
+            buffers = self._buffers.get(prefix, {})
+            module._buffers.update({name: one for name, one in buffers.items() if prefix + name not in without})
         now = {name: value for name, value, _ in outside_state(self._network)}
         for name, (value, assign) in self._outside.items():
             if name not in without and not is_same(value, now.get(name)):
@@ -107,13 +106,12 @@ class Snapshot:
     def changes(self) -> set[str]:
         """Return the names of the state that has changed since."""
         changed = set()
-        for path, module in self._modules:
-            prefix = f"{path}." if path else ""
+        for prefix, module in self._modules:
             for name, one in _tensors_of(module):
                 kept = self._tensors.get(prefix + name)
                 if not _equal(one, kept[1]) if kept else self.is_whole:
                     changed.add(prefix + name)
-            before, after = self._attributes[path], _attributes(module)
+            before, after = self._attributes[prefix], _attributes(module)
             for name in before.keys() | (after.keys() if self.is_whole else ()):
                 if name not in before or name not in after or not is_same(before[name], after[name]):
                     changed.add(prefix + name)
@@ -123,11 +121,6 @@ class Snapshot:
             if not torch.equal(encode(module.get_extra_state()), encode(state)):
                 changed.add(name)
         return changed
-
-
-def _buffers(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[str, torch.Tensor | None]]]:
-    """Yield the buffers of a module by name, each with its whole name."""
-    return ((name, (f"{path}.{name}".lstrip("."), one)) for name, one in module._buffers.items())
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
