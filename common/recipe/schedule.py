@@ -9,7 +9,7 @@ A learning rate is representable in float32, so both frameworks receive the same
 The momentum correction of Goyal et al. 2017 (section 3, remark 2) is not needed when the learning rate changes. It is
 for a velocity that contains the learning rate, v = m * v + lr * g, w = w - v, as in Keras' SGD. The optimizers of
 both trainers use v = m * v + g, w = w - lr * v, to which the correction is equivalent. The callbacks of
-`tensorflow/drop_in/callbacks.py`, which work with Keras' SGD, offer the correction.
+`tensorflow/drop_in/rate_callbacks.py`, which work with Keras' SGD, offer the correction.
 """
 
 import math

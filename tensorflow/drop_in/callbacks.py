@@ -1,6 +1,5 @@
 """Horovod's Keras callbacks for Keras 3, with the names and arguments of `horovod.tensorflow.keras.callbacks`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -9,56 +8,19 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import note
-from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, gather, native, per_rank
+from allstep.tensorflow.drop_in.in_step import InStep, refuse_undistributed
 from allstep.tensorflow.drop_in.optimizer import is_distributed, lasting_state
+from allstep.tensorflow.drop_in.rate_callbacks import LearningRateScheduleCallback as LearningRateScheduleCallback
+from allstep.tensorflow.drop_in.rate_callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
 from allstep.tensorflow.drop_in.replicas import (
     build_alike,
-    check_replicas,
     is_built,
     optimizers_of,
     rank_local_variables,
     refusal,
 )
-
-
-class InStep(keras.callbacks.Callback):
-    """Refuses to train replicas that would diverge, and compares them at the end of each epoch.
-
-    `fit_guard` compares them at the start and the end of `fit` as well. Several callbacks of one `fit` compare only
-    once: they share their state in the `params` that Keras passes to all. Raises ValueError at the start if the model's
-    optimizer is not distributed, RuntimeError if weights or optimizer state differ between ranks (see
-    `horovod_replicas`).
-    """
-
-    model: keras.Model
-    """The model, which Keras sets before it calls any method."""
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        _refuse_undistributed(self.model)
-        self._shared()["compared"] = None
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._compare(f"after epoch {epoch + 1}")
-
-    def _compare(self, moment: str) -> None:
-        shared = self._shared()
-        if shared["compared"] != moment:
-            shared["compared"] = moment
-            check_replicas(self.model, shared["local_variables"], moment)
-
-    def _shared(self) -> dict[str, Any]:
-        params = self.params
-        if params is None:  # in a custom loop
-            self.set_params(params := {})
-        return params.setdefault("horovod", {"compared": None, "local_variables": set()})
-
-
-def _refuse_undistributed(model: keras.Model) -> None:
-    """Raise a ValueError if each rank would train a separate model."""
-    if reason := refusal(model):
-        raise ValueError(reason)
 
 
 class BroadcastGlobalVariablesCallback(InStep):
@@ -175,120 +137,6 @@ class MetricAverageCallback(InStep):
             )
 
 
-class LearningRateScheduleCallback(InStep):
-    """Set the learning rate to `initial_lr * multiplier(epoch)` in epochs [start_epoch, end_epoch).
-
-    initial_lr: the factor of the multiplier.
-    multiplier: a function of the epoch, or a constant c, which means c ** (epoch - start_epoch).
-    end_epoch: None means to the end of training.
-    staircase: set it once per epoch, by a whole epoch number; otherwise before every batch, by
-        epoch + batch / steps_per_epoch.
-    momentum_correction: when the learning rate changes, scale the velocity by the same ratio (Goyal et al. 2017,
-        section 3). It affects SGD and RMSprop with momentum, whose velocity contains the learning rate.
-    steps_per_epoch: required without `staircase` if Keras does not know it.
-
-    `lr` in the epoch's logs is the learning rate of its last batch.
-    """
-
-    def __init__(
-        self,
-        initial_lr: float,
-        multiplier: float | Callable[[float], float],
-        start_epoch: int = 0,
-        end_epoch: float | None = None,
-        staircase: bool = True,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-    ) -> None:
-        super().__init__()
-        if initial_lr is None:
-            raise ValueError("Parameter `initial_lr` is required")
-        self.initial_lr = initial_lr
-        self.multiplier: Callable[[float], float] = (
-            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
-        )
-        self.start_epoch = start_epoch
-        self.end_epoch = end_epoch
-        self.staircase = staircase
-        self.momentum_correction = momentum_correction
-        self.steps_per_epoch: int | None = steps_per_epoch
-        self.current_epoch: int = 0
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if not self.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = (self.params or {}).get("steps")
-            if not self.steps_per_epoch:
-                raise ValueError(
-                    f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}"
-                )
-        super().on_train_begin(logs)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.current_epoch = epoch
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.current_epoch < self.start_epoch or (
-            self.end_epoch is not None and self.current_epoch >= self.end_epoch
-        ):
-            return
-        if not self.staircase:
-            assert self.steps_per_epoch is not None
-            self._set_learning_rate(self.current_epoch + batch / self.steps_per_epoch)
-        elif batch == 0:
-            self._set_learning_rate(self.current_epoch)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        if logs is not None:
-            logs["lr"] = float(self.model.optimizer.learning_rate)
-
-    def _set_learning_rate(self, epoch: float) -> None:
-        optimizer = self.model.optimizer
-        old, new = float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
-        optimizer.learning_rate = new
-        if self.momentum_correction and old > 0 and new != old and (velocity := _velocity(optimizer)):
-            _scale(velocity, tf.constant(new / old))
-
-
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate from `initial_lr / size` to `initial_lr` in `warmup_epochs` epochs, batch by batch.
-
-    The gradual warm-up of Goyal et al. 2017, section 2.2: with size ranks and epoch counted in fractions up to the
-    end of the batch, lr = initial_lr / size * (epoch * (size - 1) / warmup_epochs + 1).
-    With `verbose=1`, rank 0 prints a line when the warm-up has finished.
-    """
-
-    def __init__(
-        self,
-        initial_lr: float,
-        warmup_epochs: float = 5,
-        momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        def multiplier(epoch: float) -> float:
-            assert self.steps_per_epoch is not None  # set when training begins
-            epoch += 1.0 / self.steps_per_epoch
-            return 1.0 / hvd.size() * (epoch * (hvd.size() - 1) / warmup_epochs + 1)
-
-        super().__init__(
-            initial_lr,
-            multiplier,
-            end_epoch=warmup_epochs,
-            staircase=False,
-            momentum_correction=momentum_correction,
-            steps_per_epoch=steps_per_epoch,
-        )
-        self.verbose = verbose
-        self._last_epoch = warmup_epochs - 1
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        if self.verbose > 0 and epoch == self._last_epoch and hvd.rank() == 0:
-            lr = float(self.model.optimizer.learning_rate)
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {lr:g}.")
-
-
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras' ModelCheckpoint with `save_best_only`, written only by rank 0.
 
@@ -326,7 +174,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint has no `filepath`; pass it or set the attribute before training.")
-        _refuse_undistributed(self.model)
+        refuse_undistributed(self.model)
         super().on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -336,22 +184,3 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if hvd.rank() == 0:
             super().on_epoch_end(epoch, logs)
-
-
-def _velocity(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
-    """Return the momentum slots that contain the learning rate; there are none before the first step builds them."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    if not optimizer.built:
-        return []
-    if isinstance(optimizer, keras.optimizers.SGD):
-        return [native(v) for v in optimizer.momentums]
-    if isinstance(optimizer, keras.optimizers.RMSprop):
-        return [native(v) for v in rmsprop_momentums(optimizer)]
-    return []
-
-
-@tf.function
-def _scale(variables: list[tf.Variable], ratio: tf.Tensor) -> None:
-    for variable in variables:
-        variable.assign(variable * tf.cast(ratio, variable.dtype))
