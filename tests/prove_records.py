@@ -8,8 +8,9 @@ import numpy as np
 
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.observer.values import projections
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import Ended, Forward, Gradient, Loop, Started, Step, World
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 GRADIENTS = np.random.default_rng(0).normal(size=(2, 3, 50))  # rank, step, value
 STEP = Step(1, 1, 1, "SGD", True, (0.1,), (), {"w": "00"}, {}, 1.0, "cpu", "train.py:9")

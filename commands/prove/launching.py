@@ -19,8 +19,9 @@ from allstep.commands.prove.findings import ranks
 from allstep.commands.prove.observer.files import put_back
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import STACKS, environment
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import Record
-from allstep.commands.prove.runs import Rank, Run
+from allstep.commands.prove.runs import Run
 from allstep.commands.shared.jobs import Job, running, scratch_folder, start
 from allstep.common.base.errors import UserError, quote
 from allstep.common.files import strict_json

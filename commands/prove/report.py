@@ -13,6 +13,7 @@ from allstep.commands.prove.checks.rates import follows_losses, warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     ADASUM,
     AVERAGES_WEIGHTS,
@@ -24,7 +25,7 @@ from allstep.commands.prove.records import (
     World,
     Yielded,
 )
-from allstep.commands.prove.runs import Rank, Runs
+from allstep.commands.prove.runs import Runs
 
 
 def report(script: Script, runs: Runs, found: Sequence[Finding]) -> str:

@@ -11,6 +11,7 @@ from prove_records import ALONE, names, run, with_more
 from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.launching import Script, failure_of, is_deadlock
 from allstep.commands.prove.observer.observer import headline
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     BACKWARD,
     JOIN,
@@ -34,7 +35,7 @@ from allstep.commands.prove.records import (
     Yielded,
 )
 from allstep.commands.prove.report import report
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 from allstep.common.base.errors import UserError
 
 _GRAPH = """Graph execution error:

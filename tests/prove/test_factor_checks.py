@@ -9,6 +9,7 @@ from prove_records import ALONE, GRADIENTS, map_steps, names, run
 
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.observer.values import projections
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     BACKWARD,
     Collective,
@@ -17,7 +18,7 @@ from allstep.commands.prove.records import (
     Step,
     Waiting,
 )
-from allstep.commands.prove.runs import Rank, Runs
+from allstep.commands.prove.runs import Runs
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from prove_records import GRADIENTS, STEP, map_steps, names, run, with_more
 
 from allstep.commands.prove.observer.values import projections
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import Collective, Forward, Gradient, Step
-from allstep.commands.prove.runs import Rank
 
 _APART = ["weights-differ", "gradients-not-averaged"]
 

@@ -12,6 +12,7 @@ from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.observer import values
 from allstep.commands.prove.observer.progress import may_end_early
 from allstep.commands.prove.observer.pytorch_data import held
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     Batch,
     Forward,
@@ -24,7 +25,7 @@ from allstep.commands.prove.records import (
     World,
     Yielded,
 )
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 _WHOLE = Sampler("RandomSampler", True, reads_all=True)
 _SHARES = Sampler("DistributedSampler", True, 2, 0, 0, 0)

@@ -11,6 +11,7 @@ from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.launching import Script
 from allstep.commands.prove.observer.values import projections, stride
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     APPLIED,
     FOLLOWS_LOSSES,
@@ -28,7 +29,7 @@ from allstep.commands.prove.records import (
     Yielded,
 )
 from allstep.commands.prove.report import report
-from allstep.commands.prove.runs import Rank, Runs
+from allstep.commands.prove.runs import Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
 

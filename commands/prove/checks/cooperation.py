@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from allstep.commands.prove.checks.gradients import unequal
 from allstep.commands.prove.checks.samples import joining
 from allstep.commands.prove.findings import Finding, listed, ranks
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import HostCopy, Restored, Step, World, Wrapped, Yielded
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 _SEARCHED = "DistributedDataParallel looks for unused parameters in every step, and there are none"
 _MOST_STEPS = 0.8

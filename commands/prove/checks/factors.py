@@ -14,6 +14,7 @@ import numpy as np
 from allstep.commands.prove.checks.carrying import carries
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     BACKWARD,
     RUNNING,
@@ -24,7 +25,7 @@ from allstep.commands.prove.records import (
     Step,
     Waiting,
 )
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 SAME = 1e-3
 """Relative difference of projections due to rounding, even to 16 bits; local gradients differ by far more."""

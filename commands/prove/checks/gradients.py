@@ -8,6 +8,7 @@ import numpy as np
 from allstep.commands.prove.checks.factors import NEAR, SAME, equal, factor_of, reductions, wrong_factor
 from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     ADASUM,
     APPLIED,
@@ -19,7 +20,7 @@ from allstep.commands.prove.records import (
     Step,
     Wrapped,
 )
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 _WAIT = "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step()"
 

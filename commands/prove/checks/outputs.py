@@ -8,8 +8,9 @@ from pathlib import Path
 from allstep.commands.prove.checks.carrying import carries, discards
 from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.findings import Finding, listed, ranks
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import Collective, Forward, Read, Step, Write
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 
 _REDUCTIONS = ("reduce", "gather", "all_to_all")

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.checks.weights import BROADCASTS, differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import AVERAGES_WEIGHTS, FROZEN, RUNNING, Forward, Kept, Yielded
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 _BY_HAND = "for value in model.state_dict().values(): dist.broadcast(value, src=0)"
 

@@ -7,8 +7,9 @@ from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import Forward, Loop, LoopEnd, Step, Yielded
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 
 def check(runs: Runs) -> Iterator[Finding]:

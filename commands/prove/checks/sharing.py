@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.phases import MOST
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Restored, Yielded
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 
 _SOME = 0.05
 """Share of common indices above which two ranks overlap; a sampler may repeat fewer to fill its last batch."""

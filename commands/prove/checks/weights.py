@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
+from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import AVERAGES_WEIGHTS, TENSOR_PARALLEL, Collective, Step
-from allstep.commands.prove.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
 _UNNAMED = "parameter "
