@@ -1,4 +1,4 @@
-"""Make the wheel small: without our own benchmarks, the patches to Horovod as one file, and well compressed.
+"""Make the wheel small: without our benchmarks, patches to Horovod and studies as a file each, and well compressed.
 
 Everything else is in setup.cfg.
 """
@@ -23,15 +23,19 @@ class BuildPy(build_py):
         self.packages = [name for name in self.packages if not name.startswith("allstep.benchmarks")]
         self.__dict__.pop("data_files", None)
         super().run()
-        folder = Path("commands/horovod/patches")
-        texts = {file.relative_to(folder).as_posix(): file.read_text() for file in sorted(folder.glob("*/*.*"))}
-        texts = {name: packed(text) if name.endswith(".patch") else text for name, text in texts.items()}
-        # Texts about the same file compress better next to each other.
-        ordered = sorted(texts.items(), key=lambda item: item[1].partition("\n--- a/")[2].partition("\n")[0])
-        words = [word for item in ordered for word in item]
-        filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # text is not aligned
-        archive = lzma.compress("\0".join(words).encode(), filters=filters)
-        Path(self.build_lib, "allstep/commands/horovod/patches.xz").write_bytes(archive)
+        for folder in ("commands/horovod/patches", "commands/study/studies"):
+            Path(self.build_lib, "allstep", f"{folder}.xz").write_bytes(archive(Path(folder)))
+
+
+def archive(folder):
+    """Return the texts in a folder as one compressed file, which `common/files/packaged.py` reads."""
+    texts = {file.relative_to(folder).as_posix(): file.read_text() for file in folder.rglob("*.*") if file.is_file()}
+    texts = {name: packed(text) if name.endswith(".patch") else text for name, text in sorted(texts.items())}
+    # Texts about the same file compress better next to each other.
+    ordered = sorted(texts.items(), key=lambda item: item[1].partition("\n--- a/")[2].partition("\n")[0])
+    words = [word for item in ordered for word in item]
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # text is not aligned
+    return lzma.compress("\0".join(words).encode(), filters=filters)
 
 
 def packed(patch):

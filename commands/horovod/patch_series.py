@@ -11,13 +11,12 @@ A line `{{NAME}}` that a patch adds stands for the file NAME in patches/inserted
 it in its own language. It is inserted after the last patch, so that it can grow without shifting lines for others.
 """
 
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.common.base.errors import UserError
+from allstep.common.files.packaged import texts
 
 PATCHES = Path(__file__).with_name("patches")
 GROUPS = ("build", "correct", "better")
@@ -58,30 +57,16 @@ class Patch:
 
 def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
     """Return the patches of these groups in order. Raises PatchFailed if a file is not a patch."""
-    found = (name.split("/") for name in texts() if name.endswith(".patch"))
+    found = (name.split("/") for name in texts(PATCHES) if name.endswith(".patch"))
     ordered = sorted((name, group) for group, name in found if group in groups)
-    return [parse(name, texts()[f"{group}/{name}"]) for name, group in ordered]
-
-
-@functools.cache
-def texts() -> dict[str, str]:
-    """Return the texts in patches/ by FOLDER/NAME; a wheel has them in one file, which takes half the room.
-
-    Raises UserError if Python was built without the library that reads this file.
-    """
-    if not PATCHES.is_dir():
-        try:
-            import lzma
-        except ImportError:
-            raise UserError("allstep horovod needs a Python with lzma; build it where liblzma is installed") from None
-        words = lzma.decompress(PATCHES.with_suffix(".xz").read_bytes()).decode().split("\0")
-        return dict(sorted(zip(words[::2], words[1::2], strict=True)))
-    return {file.relative_to(PATCHES).as_posix(): file.read_bytes().decode() for file in sorted(PATCHES.glob("*/*.*"))}
+    return [parse(name, texts(PATCHES)[f"{group}/{name}"]) for name, group in ordered]
 
 
 def inserted() -> dict[str, str]:
     """Return the texts that patches refer to, by name."""
-    return {name.removeprefix("inserted/"): text for name, text in texts().items() if name.startswith("inserted/")}
+    return {
+        name.removeprefix("inserted/"): text for name, text in texts(PATCHES).items() if name.startswith("inserted/")
+    }
 
 
 def parse(name: str, text: str) -> Patch:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
+from allstep.common.files.packaged import texts
 from allstep.common.files.strict_json import (
     LARGEST,
     Count,
@@ -26,8 +27,8 @@ from allstep.common.files.strict_json import (
     whole,
 )
 
-FOLDER = Path(__file__).parent / "studies"
-STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+_TEXTS = texts(Path(__file__).parent / "studies")
+STUDIES = tuple(name.removesuffix(".yaml") for name in _TEXTS)
 """Names of the studies that come with allstep."""
 RUN_SETTINGS = ("framework", "ranks", "slow-rank")
 """Settings allowed among the flags of a study that are not flags of the trainers."""
@@ -157,9 +158,9 @@ def read_description(name: str) -> tuple[str, Description]:
     if not is_path and name not in STUDIES:
         advice = did_you_mean(name, STUDIES, "or name a YAML file")
         raise UserError(f"expected one of the studies {', '.join(STUDIES)}, received {quote(name)}; {advice}")
-    path = Path(name) if is_path else FOLDER / f"{name}.yaml"
+    path = Path(name)
     try:
-        content = strict_yaml.load(path, maximum=_MAX_BYTES)
+        content = strict_yaml.load(path, maximum=_MAX_BYTES) if is_path else strict_yaml.parse(_TEXTS[f"{name}.yaml"])
         _check_text_keys(content)
         description = from_json(Description, content, "the study")
         _check_flags(description)
@@ -168,7 +169,7 @@ def read_description(name: str) -> tuple[str, Description]:
         raise UserError(
             f"expected a description of a study, received {quote(path)}: {reason}; fix it or name another"
         ) from None
-    return path.stem, description
+    return path.stem if is_path else name, description
 
 
 def _check_text_keys(value: Any) -> None:

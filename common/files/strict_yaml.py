@@ -14,11 +14,20 @@ from allstep.common.files.disk import read_regular
 def load(path: Path, *, maximum: int) -> Any:
     """Return the content of a YAML file of at most `maximum` bytes.
 
-    Raises OSError if the file cannot be read, is too large, or is not a regular file; ValueError if it is not UTF-8 or
-    not YAML, is nested too deeply, has a key twice, or has aliases, by which a few lines could expand to billions.
+    Raises OSError if the file cannot be read, is too large, or is not a regular file; ValueError if it is not UTF-8, or
+    as `parse` does.
+    """
+    return parse(read_regular(path, maximum=maximum).decode())
+
+
+def parse(text: str) -> Any:
+    """Return the content of a YAML text.
+
+    Raises ValueError if it is not YAML, is nested too deeply, has a key twice, or has aliases, by which a few lines
+    could expand to billions.
     """
     try:
-        return _Loader(read_regular(path, maximum=maximum).decode()).get_single_data()
+        return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise ValueError(f"{line}{error.problem or error.context}") from None
