@@ -18,8 +18,6 @@ def texts(folder: Path) -> dict[str, str]:
     try:
         import lzma
     except ImportError:
-        raise UserError(
-            f"allstep needs a Python with lzma to read its {folder.name}; install liblzma, and build it again"
-        ) from None
+        raise UserError(f"{folder.name} needs a Python with lzma; build it where liblzma is installed") from None
     words = lzma.decompress(folder.with_suffix(".xz").read_bytes()).decode().split("\0")
     return dict(sorted(zip(words[::2], words[1::2], strict=True)))

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from requirements import need_packages
 
-from allstep.commands.horovod.patch_series import parse, texts
+from allstep.commands.horovod.patch_series import PATCHES, parse
+from allstep.common.files.packaged import texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_BYTES = 2**20
@@ -60,6 +61,13 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: opened.read(name) for name in opened.namelist() if not name.endswith("/RECORD")}
 
 
+def unpacked(files: Mapping[str, bytes], folder: Path) -> dict[str, str]:
+    """Return the texts in a wheel by name that stand in a folder of the repository."""
+    archive = files[f"allstep/{folder.relative_to(REPOSITORY).with_suffix('.xz')}"]
+    words = lzma.decompress(archive).decode().split("\0")
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
 def changes(named: Mapping[str, str]) -> dict[str, list]:
     """Return what each patch changes."""
     patches = {name: parse(name, text) for name, text in named.items() if name.endswith(".patch")}
@@ -71,9 +79,10 @@ def test_the_wheel_holds_what_users_run(wheel):
     names = set(files)
     assert wheel.stat().st_size < MAX_BYTES
     assert {"allstep/py.typed", "allstep/pytorch/train.py", "allstep/pytorch/__init__.py"} <= names
-    words = lzma.decompress(files["allstep/commands/horovod/patches.xz"]).decode().split("\0")
-    packed = dict(zip(words[::2], words[1::2], strict=True))
-    assert changes(packed) == changes(texts()) and packed["inserted/checks.py"] == texts()["inserted/checks.py"]
+    packed, studies = unpacked(files, PATCHES), REPOSITORY / "commands/study/studies"
+    assert changes(packed) == changes(texts(PATCHES))
+    assert packed["inserted/checks.py"] == texts(PATCHES)["inserted/checks.py"]
+    assert unpacked(files, studies) == texts(studies)
     assert not [name for name in names if "benchmarks" in name or "tests" in name.split("/")]
 
 
