@@ -13,7 +13,7 @@ from allstep.common.files.disk import sha256_of
 
 # Larger data sets are compared only by names and sizes: reading all of ImageNet takes minutes.
 READ_BYTES = 2**28
-_PARTS = ("common", "pytorch", "tensorflow", "benchmarks")
+_PARTS = ("common", "pytorch", "tensorflow", "commands")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class Software:
 def read(data_dir: Path, *, data: bool) -> Software:
     """Read what is installed, and the data sets in `data_dir` (--data-dir) if `data` is true."""
     root = Path(allstep.common.__path__[0]).parent
-    sources = (path for part in _PARTS for path in sorted((root / part).rglob("*.py")))
+    found = (path for part in _PARTS for path in sorted((root / part).rglob("*.py")))
+    sources = (
+        path for path in found if "patches" not in path.parts
+    )  # those to Horovod, which a wheel has in an archive
     folders = sorted(filter(Path.is_dir, data_dir.iterdir())) if data and data_dir.is_dir() else []
     return Software(
         python=platform.python_version(),
