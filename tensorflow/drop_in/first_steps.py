@@ -116,7 +116,8 @@ def checked(model: keras.Model, data: Any) -> Any:
             leaves = [next(given) if is_there else None for is_there in tf.nest.flatten(like)]
             try:
                 # Keras computes regularizers from what the scope has.
-                with keras.StatelessScope([(one, one.value) for one in model.trainable_variables]):
+                weights = [(one, one.value) for one in model.trainable_variables]
+                with keras.StatelessScope(weights, collect_losses=True):
                     _tell(model, like, leaves, len(values[0]))
             except Exception as error:  # such as of a loss for whole batches alone
                 if hvd.rank() == 0:
@@ -132,6 +133,11 @@ def _tell(model: keras.Model, like: Any, leaves: list[tf.Tensor | None], size: i
         part = [None if leaf is None else leaf[:count] for leaf in leaves]
         return keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(like, part))
 
+    def added(copies: int) -> list[float]:
+        x = tf.nest.map_structure(lambda one: tf.concat([one] * copies, 0), unpacked(1)[0])
+        model(x, training=False)
+        return [float(tf.reduce_sum(one)) for one in model.losses]
+
     outputs: Any = model(unpacked(size)[0], training=False)
     flat, half, weights = tf.nest.flatten(outputs), size // 2, []
     for count, own in ((size, flat), (half, [one[:half] for one in flat])):  # a part has no mask
@@ -142,9 +148,12 @@ def _tell(model: keras.Model, like: Any, leaves: list[tf.Tensor | None], size: i
             loss: Any = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
         found = [tf.convert_to_tensor(one)[:half] for one in tape.gradient(loss, own) if one is not None]
         weights.append(count * sum(float(tf.norm(tf.cast(one, tf.float32))) for one in found))
-    if hvd.rank() == 0 and not np.isclose(*weights, rtol=1e-3, equal_nan=True):
+    # What layers add as a mean is the same for copies of a sample.
+    pairs = zip(added(1), added(2), strict=True) if model.losses else ()
+    has_sum = any(one and np.isclose(2 * one, two, rtol=1e-3) for one, two in pairs)
+    if hvd.rank() == 0 and (has_sum or not np.isclose(*weights, rtol=1e-3, equal_nan=True)):
         note(
             "the loss of this model is not a mean over samples (but a sum, or has a mask, divides weights by their "
             "sum, or compares samples), so the average over ranks is not that of the whole batch; for a sum give "
-            "hvd.DistributedOptimizer(op=hvd.Sum), for a mask sample_weight"
+            "hvd.DistributedOptimizer(op=hvd.Sum), or its mean to add_loss, for a mask sample_weight"
         )

@@ -21,7 +21,8 @@ TRAINS = [
     *("built_in_part_before_fit", "never_called_itself", "state_from_batch_to_batch"),
     *("tf_data_in_shards_with_repeat", "generator_with_steps_per_epoch", "data_of_unknown_length", "py_dataset"),
     *("gradient_tape_loop", "own_train_step", "batch_by_batch", "class_weights", "frozen_backbone", "lora"),
-    *("regularizers_and_add_loss", "batch_norm_over_all_ranks", "batch_norm_of_masked_samples", "batch_norm_eagerly"),
+    *("regularizers_and_add_loss", "losses_that_layers_add_alone"),
+    *("batch_norm_over_all_ranks", "batch_norm_of_masked_samples", "batch_norm_eagerly"),
     *("normalization_adapted_by_each_rank", "normalization_in_a_model_in_a_model", "own_layer_with_the_same_constants"),
     *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
     *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
@@ -129,7 +130,7 @@ def test_one_step_an_execution_is_told(job):
 def test_averages_other_than_of_the_whole_batch_are_told(job):
     assert job[1].count("an epoch has 48 on rank 0, 47 on rank 1 samples; ranks count equally in each batch") == 1
     assert job[1].count("validation has 20 on rank 0, 12 on rank 1 samples or batches; ranks count equally") == 1
-    assert job[1].count("the loss of this model is not a mean over samples (but a sum, or has a mask") == 1
+    assert job[1].count("the loss of this model is not a mean over samples (but a sum, or has a mask") == 2
 
 
 def test_the_stall_limit_is_told(job):

@@ -3,12 +3,29 @@
 import keras
 import numpy as np
 from keras import layers
-from stranger import BATCH, CLASSES, FEATURES, callbacks, compiled, fails, fit, network, samples, shard, trains
+from stranger import (
+    BATCH,
+    CLASSES,
+    FEATURES,
+    callbacks,
+    compiled,
+    distributed,
+    fails,
+    fit,
+    network,
+    samples,
+    shard,
+    trains,
+)
 
 
 class Activity(layers.Layer):
+    def __init__(self, reduce=keras.ops.mean):
+        super().__init__()
+        self.reduce = reduce
+
     def call(self, inputs):
-        self.add_loss(0.01 * keras.ops.mean(keras.ops.square(inputs)))
+        self.add_loss(0.01 * self.reduce(keras.ops.square(inputs)))
         return inputs
 
 
@@ -18,6 +35,18 @@ def regularizers_and_add_loss(hvd, rank, size):
     hidden = layers.Dense(5, kernel_regularizer=keras.regularizers.L2(0.1), name="hidden")
     model = keras.Sequential([keras.Input((FEATURES,)), hidden, Activity(), layers.Dense(CLASSES)])
     fit(hvd, compiled(hvd, model), rank, size)
+    return model
+
+
+@trains
+def losses_that_layers_add_alone(hvd, rank, size):
+    """A sum is told, since ranks would average it."""
+    for reduce in (keras.ops.sum, keras.ops.mean):
+        keras.utils.set_random_seed(rank)
+        model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(CLASSES), Activity(reduce)])
+        model.compile(distributed(hvd, keras.optimizers.SGD(0.1)))
+        x = shard(samples()[0], rank, size)
+        model.fit(x, batch_size=BATCH // size, callbacks=callbacks(hvd), shuffle=False, verbose=0)
     return model
 
 
