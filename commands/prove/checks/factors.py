@@ -239,7 +239,7 @@ def _begin_alike(runs: Runs, optimizer: int) -> bool:
     """Return whether both runs began with the same weights."""
     both = (run.steps(optimizer) for run in (runs.alone, runs.together) if run)
     first = [steps[0] for own in both for steps in itertools.islice(own, 1)]
-    return len(first) > 1 and first[0].weights == first[1].weights
+    return len(first) > 1 and [*first[0].weights.values()] == [*first[1].weights.values()]  # Keras' names may differ
 
 
 def _loss(steps: Sequence[Step]) -> float | None:

@@ -97,6 +97,8 @@ class Gradients:
         changed = [pair for pair in zip(usable, sent, strict=False) if pair[0] is not pair[1]]
         is_known = [one.shape for one in usable] == [one.shape for one in sent] and all(map(_is_usable, sent))
         sent.clear()
+        if changed and (not is_known or self._adds_up):
+            self._observer.note_unseen("changes of gradients before the average", "they add up, or more is sent")
         if not changed or not is_known or self._adds_up:
             return
         line = self._observer.line_of_main()
