@@ -51,7 +51,8 @@ def shard(
         batches = [batch.tolist() for batch in indices]
         yield from torch.utils.data.DataLoader(dataset, batch_sampler=batches, **options)
 
-    return Shard(Order(len(dataset), global_batch_size, seed=seed, drop_last=drop_last), read)
+    num_samples = len(dataset)  # pyright: ignore[reportArgumentType]
+    return Shard(Order(num_samples, global_batch_size, seed=seed, drop_last=drop_last), read)
 
 
 def watch(*, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> contextlib.AbstractContextManager[Steps]:
