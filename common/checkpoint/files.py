@@ -60,6 +60,10 @@ class CorruptCheckpoint(UserError):
     """Error for a checkpoint that is truncated, changed or incomplete; the message names the file and the damage."""
 
 
+class Forbidden(UserError):
+    """Error for a checkpoint that this user may not read, which says nothing about its content."""
+
+
 def checkpoint_name(step: int) -> str:
     """Return the name of a checkpoint's directory, which sorts by step."""
     return f"step-{step:08d}"
@@ -152,7 +156,7 @@ def read_manifest(directory: Path, check: Check = id) -> Manifest:
     except NewerFormat as error:
         raise NewerFormat(f"checkpoint {directory} {error}") from None
     except OSError as error:
-        raise _corrupt(path, error.strerror) from None
+        raise _unreadable(path, error) from None
     except (strict_json.NotJson, Mismatch) as error:
         raise _corrupt(path, error) from None
 
@@ -189,7 +193,7 @@ def _read_arrays(path: Path, expected: FileRecord, *, finite: bool = True) -> di
             raise _corrupt(path, "its content does not match its checksum")
         arrays = decode_arrays(data)
     except OSError as error:
-        raise _corrupt(path, error.strerror) from None
+        raise _unreadable(path, error) from None
     except (strict_json.NotJson, Mismatch, SafetensorError) as error:
         raise _corrupt(path, error) from None
     if finite and (name := _first_not_finite(arrays)):  # `check_finite` prevents writing such a file
@@ -240,6 +244,12 @@ def _members(group: str, arrays: dict[str, np.ndarray], apart: set[str]) -> dict
 
 def _first_not_finite(arrays: dict[str, np.ndarray]) -> str | None:
     return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    if isinstance(error, PermissionError):
+        return Forbidden(f"checkpoint file {path} cannot be read: {error.strerror}; let this user, or name another one")
+    return _corrupt(path, error.strerror)
 
 
 def _corrupt(path: Path, reason: object) -> CorruptCheckpoint:

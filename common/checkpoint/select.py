@@ -29,8 +29,8 @@ def load(
     checkpoint, or of a checkpoints or output directory, of which the latest checkpoint is loaded. If the latest or best
     is damaged, or `check` raises Mismatch for its manifest, the next one is loaded with a warning; a checkpoint named
     by its path has no such fallback. Only the arrays of `groups` are read. Raises CorruptCheckpoint, which names the
-    file, if the named checkpoint is damaged; UserError if no checkpoint exists, all are damaged, or a later version of
-    allstep wrote it.
+    file, if the named checkpoint is damaged; UserError if no checkpoint exists, all are damaged, a later version of
+    allstep wrote it, or this user may not read it.
     """
     return _first_good(which, Path(parent), functools.partial(files.read, groups=groups, check=check), warn)
 
@@ -117,7 +117,7 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
     readable, errors = scan(parent)
     for error in errors:
         # It is not damaged, and falling back to an older one would silently discard training.
-        if isinstance(error, NewerFormat):
+        if isinstance(error, (NewerFormat, files.Forbidden)):
             raise error
         warn(f"{error}; it is skipped")
     if not readable and not errors:

@@ -112,6 +112,10 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
         if name not in arrays and shape.optional:
             continue
         if name not in arrays:
+            group, _, own = name.partition("/")
+            similar = (other for other in arrays if other.startswith(f"{group}/") and other.endswith(f".{own}"))
+            if prefixed := next(similar, None):  # by module. of DistributedDataParallel, or _orig_mod. of torch.compile
+                advice = f"rename {brief(prefixed)} and the like, without what their names begin with"
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
         if array.shape != tuple(shape) and not (shape.any_length and array.ndim == len(shape)):

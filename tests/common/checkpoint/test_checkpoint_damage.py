@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -10,6 +11,7 @@ import os
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,6 +256,23 @@ def test_manifest_that_is_none(tmp_path, text):
     with pytest.raises(CorruptCheckpoint, match="manifest.json") as error:
         load(directory / "step-00000001", directory, warn=refuse_warning)
     one_line(error)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_a_checkpoint_that_this_user_may_not_read_is_no_damaged_one(name, tmp_path, monkeypatch):
+    """An older one in its place would silently discard training. Root may read any, so the refusal is made up."""
+    directory = save(tmp_path, 1, 2)
+
+    def forbid(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == directory / "step-00000002" / name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(path, *arguments, **options)
+
+    reader = {"manifest.json": "read_regular", "model.safetensors": "open"}[name]
+    read = getattr(files, reader, open)
+    monkeypatch.setattr(files, reader, forbid, raising=False)
+    with pytest.raises(UserError, match=f"step-00000002/{name} cannot be read: Permission denied"):
+        load("latest", directory, warn=refuse_warning)
 
 
 def test_manifest_too_large_to_be_one(tmp_path):
