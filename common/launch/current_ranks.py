@@ -15,12 +15,12 @@ def current_ranks() -> tuple[int, int]:
 
     Raises UserError if this process would wrongly count as the only one.
     """
-    if found := process_group():
-        return found
-    for name in ("horovod.torch", "horovod.tensorflow"):
-        horovod = sys.modules.get(name)
-        if horovod and horovod.is_initialized():
-            return horovod.rank(), horovod.size()
+    libraries = [sys.modules.get(name) for name in ("horovod.torch", "horovod.tensorflow")]
+    found = [(one.rank(), one.size()) for one in libraries if one and one.is_initialized()]
+    if group := process_group():
+        found.append(group)
+    if found:
+        return max(found, key=lambda ranks: ranks[1])  # a program may have a process group of one rank besides
     placement = find_placement()
     check_alone(placement, chosen=False, to_train_alone="unset SLURM_NTASKS")
     return placement.rank, placement.world_size
