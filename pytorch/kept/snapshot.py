@@ -89,8 +89,8 @@ class Snapshot:
             for name, value in before.items():
                 if prefix + name not in without:
                     own[name] = _put_back(value)
-            buffers = self._buffers.get(prefix, {})
-            module._buffers.update({name: one for name, one in buffers.items() if prefix + name not in without})
+            if buffers := self._buffers.get(prefix):
+                module._buffers.update({name: one for name, one in buffers.items() if prefix + name not in without})
         now = {name: value for name, value, _ in outside_state(self._network)}
         for name, (value, assign) in self._outside.items():
             if name not in without and not is_same(value, now.get(name)):
