@@ -133,9 +133,11 @@ def given_hosts(hostfile: Path | None, text: str | None, *, name: str) -> list[H
     """
     if hostfile and text is not None:
         raise UserError(f"expected {name} or -H, received both; give one of them")
-    if text is not None:
-        return parse_list(text)
-    return read_hostfile(hostfile) if hostfile else find_hosts()
+    if hostfile is None and text is None:
+        return find_hosts()
+    hosts = read_hostfile(hostfile) if hostfile else parse_list(text or "")
+    check(hosts)
+    return hosts
 
 
 def check(hosts: Sequence[Host]) -> None:

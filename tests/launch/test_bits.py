@@ -174,7 +174,7 @@ def test_what_needs_whole_weights_or_draws_is_the_same_on_any_rank(optimizer, tm
         (("--bucket-size", 3, "--strategy", "fsdp"), "expected --slices with --bucket-size and --strategy fsdp"),
         (("--slices", 2, "--strategy", "fsdp", "--trace", "--output-dir", "x"), "expected --trace with --strategy"),
         (("--slices", 0), "expected --slices to be at least 1, received 0"),
-        (("--audit", 0.1), "expected --slices with --audit, which has them computed by two ranks, received none"),
+        (("--audit", 0.1), "expected --slices with --audit, which has two ranks compute each slice, received none"),
         (("--audit", 0, "--slices", 2), "expected --audit to be above 0"),
     ],
 )

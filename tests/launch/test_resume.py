@@ -17,6 +17,7 @@ from ranks import Result, environment, events, full, last, launch, run
 from allstep.commands.parity import command as parity
 from allstep.commands.parity import curves
 from allstep.commands.soak import command as soak
+from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
 
 NUM_STEPS = soak.NUM_STEPS  # 2 epochs of 25
@@ -139,7 +140,7 @@ def test_one_notice_ends_a_run_that_reads_a_checkpoint_forever(tmp_path):
 
 @pytest.mark.cold
 def test_a_second_run_cannot_write_there(tmp_path):
-    with soak.training("pytorch", 1, tmp_path, "--epochs", 1000) as first:
+    with training("pytorch", 1, tmp_path, "--epochs", 1000) as first:
         first.wait_for_step(1, delay=0)
         result = launch("alone", 1, "pytorch/train.py", "--output-dir", tmp_path)
         assert first.status is None, first.printed()

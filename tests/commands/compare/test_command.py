@@ -165,6 +165,7 @@ def test_a_log_says_where_a_comparison_stands(tmp_path, monkeypatch, capsys):
     assert [line for line in lines if line.startswith("round")] == [f"round 1: {one}: of course" for one in ids]
 
 
+@pytest.mark.cold
 def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
     """No interpreter imports PyTorch and trains within a second."""
     command = ("allstep", "compare", *FLAGS, "--ranks", "1", "--time-limit", "1", "--output-dir", tmp_path)

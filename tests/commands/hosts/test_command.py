@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from ranks import REPOSITORY, run
 
 from allstep.commands.hosts import command as hosts
-from allstep.commands.hosts.command import Host
+from allstep.commands.hosts.command import (
+    Host,
+    given_hosts,
+)
 from allstep.common.base.errors import UserError
 from allstep.common.launch.slurm import compress, expand_nodelist
 
@@ -292,3 +295,9 @@ def test_the_command():
         assert (result.returncode, result.stdout) == (2, ""), result.output
         [line] = result.stderr.splitlines()
         assert line.startswith("allstep: error: ")
+
+
+def test_an_empty_host_file_is_not_taken_for_none(tmp_path):
+    (tmp_path / "hosts").touch()
+    with pytest.raises(UserError, match="expected at least one host, received none"):
+        given_hosts(tmp_path / "hosts", None, name="--hosts")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import struct
 import sys
 import termios
@@ -79,7 +80,10 @@ def terminal(monkeypatch, columns: int):
     def received() -> str:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return os.read(ours, 1 << 20).decode()
+        text = b""
+        while select.select([ours], [], [], 0.2)[0]:  # the kernel passes it on in parts
+            text += os.read(ours, 1 << 20)
+        return text.decode()
 
     with os.fdopen(theirs, "w", buffering=1) as both, monkeypatch.context() as replaced:
         replaced.setattr(sys, "stdout", both)
