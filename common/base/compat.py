@@ -22,6 +22,8 @@ _WAITING = (
     *("torch.", "tensorflow.", "keras.", "horovod."),
     *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.training.steps_in_flight"),
 )
+# Modules with collectives, or in which one is called: DistributedDataParallel reduces gradients in backward passes.
+_OF_COLLECTIVES = ("horovod.", "torch.distributed.", "torch.autograd.")
 # Modules in which a thread waits for another thread: the frame of their caller decides.
 _PASSED_THROUGH = ("threading", "concurrent.futures.")
 
@@ -46,12 +48,27 @@ def is_in_framework() -> bool:
 
     CPython gives the frame of another thread by `sys._current_frames`, and a frame's globals name its module.
     """
-    main = threading.main_thread().ident
-    assert main is not None  # only a thread that has not started has no number
-    frame: FrameType | None = sys._current_frames()[main]
+    frame = _frame_of_main_thread()
     while frame and (name := frame.f_globals.get("__name__", "")).startswith(_PASSED_THROUGH):
         frame = frame.f_back
     return frame is not None and name.startswith(_WAITING)
+
+
+def is_in_collective() -> bool:
+    """Return whether the main thread is in a call that can only be over with other ranks.
+
+    TensorFlow's functions do not show it: their collectives are in a graph.
+    """
+    frame = _frame_of_main_thread()
+    while frame and not frame.f_globals.get("__name__", "").startswith(_OF_COLLECTIVES):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _frame_of_main_thread() -> FrameType | None:
+    main = threading.main_thread().ident
+    assert main is not None  # only a thread that has not started has no number
+    return sys._current_frames()[main]
 
 
 def is_open_mpi_daemon(process: int) -> bool:

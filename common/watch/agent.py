@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from allstep.common.base.compat import is_in_framework
+from allstep.common.base.compat import is_in_collective, is_in_framework
 from allstep.common.base.errors import RanksLost
 from allstep.common.data.loader import READ_AHEAD
 from allstep.common.launch.placement import Placement
@@ -209,6 +209,7 @@ class Agent:
                 stack=stacks(),
                 tensors=list(self._tensors()),
                 in_framework=is_in_framework(),
+                in_collective=is_in_collective(),
                 failed=has_failed() or self._last_words is not None,
             )
 

@@ -262,13 +262,15 @@ class Monitor:
             speak(report)
             self._decide_at = now + self._limits.linger
         if self._asked and (now >= self._decide_at or len(self._answers) == len(self._connected)):
-            tensors, in_framework, stacks = (
+            tensors, in_framework, in_collective, stacks = (
                 {rank: answer[name] for rank, answer in self._answers.items()}
-                for name in ("tensors", "in_framework", "stack")
+                for name in ("tensors", "in_framework", "in_collective", "stack")
             )
             failed = any(answer["failed"] for answer in self._answers.values())  # this rank will report the reason
             stall = None if failed else self._stalled(now)  # ranks may have made progress since
-            if stall:
+            if stall and stall.have_ended:
+                stall = stall_detection.confirm_left_behind(stall, self._limits.stall, tensors, in_collective)
+            elif stall:
                 stall = stall_detection.split_waiting_and_missing(stall, self._limits.stall, tensors, in_framework)
             if stall and self._limits.elastic:
                 self._break(stall_detection.report_stall(stall, self._world_size, tensors, stacks), stall.missing)

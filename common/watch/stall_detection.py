@@ -133,6 +133,18 @@ def left_behind(ranks: Sequence[Seen], ended: Sequence[Seen], now: float, timeou
     return Stall(waiting=tuple(ranks), missing=tuple(ended), seconds=seconds, went_on=True, have_ended=True)
 
 
+def confirm_left_behind(
+    stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_collective: Mapping[int, bool]
+) -> Stall | None:
+    """Return a stall of `left_behind` if the ranks' answers confirm it, else None.
+
+    A rank may go on alone in a user's loop, which names no tensors, such as in a last evaluation or to save.
+    """
+    is_long = stall.seconds > timeout * _PATIENCE_WITH_ALL
+    waits = [tensors.get(seen.rank) or (is_long and in_collective.get(seen.rank)) for seen in stall.waiting]
+    return stall if all(waits) else None
+
+
 def split_waiting_and_missing(
     stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_framework: Mapping[int, bool]
 ) -> Stall | None:
@@ -142,11 +154,6 @@ def split_waiting_and_missing(
     framework while others are in code outside of it. After a long time, compared with earlier durations of the phase,
     all ranks count as missing.
     """
-    if stall.have_ended:
-        # A user's loop may go on without the others, such as in a last evaluation by one rank.
-        is_long = stall.seconds > timeout * _PATIENCE_WITH_ALL
-        waits = [tensors.get(seen.rank) or (is_long and in_framework.get(seen.rank)) for seen in stall.waiting]
-        return stall if all(waits) else None
     if stall.went_on:
         # A rank that waits in a collective is inside the framework; one outside of it is stuck after the collective.
         stuck = tuple(seen for seen in stall.waiting if in_framework.get(seen.rank) is False)

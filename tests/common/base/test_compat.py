@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import run
 
 from allstep.common.base import compat
@@ -88,6 +89,14 @@ def test_the_main_thread_is_found_in_a_framework(library):
     expected = BUSY[library].count("look_at"), {str(library != "nobody")}
     found = [line.rpartition(": ")[2] for line in result.stdout.splitlines()]
     assert (len(found), set(found)) == expected, result.output
+
+
+def test_a_backward_pass_may_wait_for_other_ranks():
+    """DistributedDataParallel reduces gradients in it; a hook runs in it, on the main thread."""
+    weight, seen = torch.ones(1, requires_grad=True), []
+    weight.register_hook(lambda gradient: seen.append(compat.is_in_collective()))
+    weight.sum().backward()
+    assert seen == [True] and not compat.is_in_collective()
 
 
 def test_open_mpi_s_daemon_is_known_by_its_name(tmp_path):

@@ -116,13 +116,13 @@ def test_a_step_that_takes_long_on_all_is_no_stall_when_the_first_is_done():
 
 
 def test_ranks_that_have_ended_are_missing_where_others_wait_for_their_gradients():
-    """Another rank may be busy without them, in a framework too; where its tensors are not known, it gets longer."""
+    """Another rank may be busy without them; where its tensors are not known, it is in a collective, for longer."""
     ended, waiting = seen(0, "hooks", 9, 200), {idle: seen(1, "step", 10, idle) for idle in (9, 11, 119, 121)}
 
-    def conclusion(idle: float, tensors: list[str], in_framework: bool) -> str:
+    def conclusion(idle: float, tensors: list[str], in_collective: bool) -> str:
         stall = stall_detection.left_behind([waiting[idle]], [ended], NOW, TIMEOUT)
-        answers = {1: tensors}, {1: in_framework}
-        stall = stall and stall_detection.split_waiting_and_missing(stall, TIMEOUT, *answers)
+        answers = {1: tensors}, {1: in_collective}
+        stall = stall and stall_detection.confirm_left_behind(stall, TIMEOUT, *answers)
         return stall_detection.report_stall(stall, 2, {1: tensors}, {}) if stall else ""
 
     assert not conclusion(9, ["weight"], True) and not conclusion(119, [], True) and not conclusion(121, [], False)
@@ -276,7 +276,7 @@ def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(faile
                 messages = end.receive()
                 if any("ask" in message for message in messages):
                     asked.release()
-                    end.send(stack="", tensors=[], in_framework=False, failed=failed and rank == 1)
+                    end.send(stack="", tensors=[], in_framework=False, in_collective=False, failed=failed and rank == 1)
 
     monitor = Monitor(2, pairs[0][1], ProgressState(), Limits(stall=0.1, silence=600))
     monitor._admit(1, "server2", pairs[1][1])
