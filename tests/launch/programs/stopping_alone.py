@@ -17,4 +17,4 @@ class Stop(allstep.Hook):
 
 
 samples = np.zeros((64, 4), np.float32), np.arange(64) % 2
-Session(torch.nn.Linear(4, 2), samples, epochs=2, hooks=[Stop()], stall_timeout=2, strategy=sys.argv[1]).fit()
+Session(torch.nn.Linear(4, 2), samples, epochs=2, hooks=[Stop()], stall_timeout=5, strategy=sys.argv[1]).fit()
