@@ -7,20 +7,23 @@ are cut into batches and shared by ranks.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, warn
 from allstep.common.base.random_state import seeded
 from allstep.common.catalog import user_file
+from allstep.common.launch.placement import apparent_rank
 
 if TYPE_CHECKING:
     from allstep.common.data.datasets import Dataset
     from allstep.common.training.counted import Counts
 
+_call = functools.partial(user_file.call_often, flag="--metrics")
 _MAX_SAMPLES, _MAX_DRAWN = 32, 2**24
 """Samples of the trial, and numbers in their outputs."""
 
@@ -41,7 +44,7 @@ class UserMetric:
 
     def update(self, outputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
         """Return the counts of some samples by name; copies are given, which the object may change."""
-        counts = user_file.call_often(self._found.update, outputs.copy(), targets.copy(), flag="--metrics")
+        counts = _call(self._found.update, outputs.copy(), targets.copy())
         self._has_names = isinstance(counts, Mapping)
         return counts if self._has_names else {"": counts}
 
@@ -53,7 +56,7 @@ class UserMetric:
         """Compare counts of validation samples, and outputs drawn at random, with the sum of those of two parts.
 
         Raises UserError if they differ, or if compute() returns something else after other calls of update(). An
-        exception for such outputs says nothing about those of a network, so it is left to the validation.
+        exception for such outputs says nothing about those of a network: it is told, and left to the validation.
         """
         num_samples = min(_MAX_SAMPLES, len(dataset.validation), _MAX_DRAWN // math.prod(dataset.output_shape))
         if num_samples < 2:
@@ -66,27 +69,39 @@ class UserMetric:
     def _try(self, outputs: np.ndarray, targets: np.ndarray) -> None:
         half = len(targets) // 2
         try:
-            fresh, used = copy.deepcopy(self._found), copy.deepcopy(self._found)
+            fresh, used = (_call(copy.deepcopy, self._found) for _ in range(2))
             whole, again, first, last = (
-                _as_arrays(used.update(outputs[part].copy(), targets[part].copy()))
+                _call(_as_arrays, _call(used.update, outputs[part].copy(), targets[part].copy()))
                 for part in (slice(None), slice(None), slice(half), slice(half, None))
             )
-        except Exception:
+        except UserError as error:
+            self._tell_untried(error)
             return
         if not _are_close(whole, again):  # it draws random numbers
             return
-        if first.keys() != last.keys() or not _are_close(whole, {name: first[name] + last[name] for name in first}):
+        if not (_are_alike(whole, first) and _are_alike(whole, last)) or not _are_close(
+            whole, {name: first[name] + last[name] for name in first}
+        ):
             raise UserError(
                 f"expected counts or sums that add up, of the same names each time, from update() of --metrics "
                 f"{self._name}, received others for {len(targets)} samples than for two parts of them together; return "
                 "a sum and a number in place of a mean, and divide in compute()"
             )
-        value = _value(used, whole)
-        if value is not None and value != _value(fresh, whole):
+        given = whole.get("", whole)
+        try:
+            value = _call(used.compute, given)
+        except UserError as error:
+            self._tell_untried(error)
+            return
+        if as_number(value) is not None and not _returns(fresh, given, as_number(value)):
             raise UserError(
                 f"expected compute() of --metrics {self._name} to use nothing but the counts it is given, received "
                 "another value for the same counts after other calls of update(); return from update() what it needs"
             )
+
+    def _tell_untried(self, error: UserError) -> None:
+        if apparent_rank() == 0:
+            warn(f"--metrics {self._name} is not tried on the parts of a batch: {str(error).partition(';')[0]}")
 
 
 def _as_arrays(counts: Any) -> dict[str, np.ndarray]:
@@ -94,20 +109,22 @@ def _as_arrays(counts: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
+def _are_alike(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(one[name].shape == other[name].shape for name in one)
+
+
 def _are_close(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].shape == other[name].shape and np.allclose(one[name], other[name], rtol=1e-3, equal_nan=True)
-        for name in one
+    return _are_alike(one, other) and all(
+        np.allclose(one[name], other[name], rtol=1e-3, equal_nan=True) for name in one
     )
 
 
-def _value(metric: Any, counts: Mapping[str, np.ndarray]) -> Any:
-    """Return what compute() returns for these counts, as JSON has it; None if it raises an exception."""
+def _returns(metric: Any, counts: Any, value: Any) -> bool:
+    """Return whether compute() returns a value; it may also raise an exception, for want of earlier calls."""
     try:
-        value = metric.compute(counts.get("", counts))
-    except Exception:
-        return None
-    return as_number(value)
+        return as_number(_call(metric.compute, counts)) == value
+    except UserError:
+        return False
 
 
 def as_number(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -234,6 +235,18 @@ def test_a_metric_that_does_not_fit_is_refused(data, flags, expected):
 def test_a_wrong_metric_of_the_users_is_one_line(name, expected):
     with pytest.raises(UserError, match=expected):
         Job(1, "--epochs", 1, "--metrics", f"{METRIC}:{name}", "--global-batch-size", 20).train()
+
+
+def test_an_odd_number_of_samples_has_parts_of_other_sizes():
+    with pytest.raises(UserError, match="expected counts or sums that add up"):
+        Metrics([f"{METRIC}:grows"], dataset(LABELS[:5], "classification", CLASSES), "loss")
+
+
+def test_a_metric_that_cannot_be_tried_is_told(capsys):
+    Metrics([f"{METRIC}:raises"], dataset(LABELS, "classification", CLASSES), "loss")
+    assert re.search(
+        r"raises is not tried on the parts of a batch: .* ValueError: bad in line", capsys.readouterr().err
+    )
 
 
 def test_a_metric_may_change_what_it_is_given_and_return_a_list_of_counts(tmp_path):
