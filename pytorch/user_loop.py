@@ -19,6 +19,7 @@ from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.current_ranks import current_ranks
+from allstep.common.launch.unclaimed_ranks import process_group
 from allstep.pytorch.compat import takes_cpu_tensors
 from allstep.pytorch.kept.network_state import as_array
 
@@ -77,11 +78,11 @@ def check_replicas(model: torch.nn.Module, moment: str = "") -> None:
 
 def _collectives() -> Collectives:
     """Return the collectives of the library that the program has initialised."""
-    if dist.is_available() and dist.is_initialized():
+    if ranks := process_group():
         from allstep.pytorch.strategies.process_group import ProcessGroupCollectives
 
         group = None if takes_cpu_tensors() else _gloo_group(dist.group.WORLD)
-        return ProcessGroupCollectives(dist.get_rank(), dist.get_world_size(), group=group)
+        return ProcessGroupCollectives(*ranks, group=group)
     if "horovod.torch" in sys.modules and sys.modules["horovod.torch"].is_initialized():
         from allstep.pytorch.strategies.horovod import HorovodCollectives
 

@@ -57,14 +57,11 @@ def fit(run: Run) -> bool:
     with _naming_the_step(run.progress_state, deterministic=run.session.config.same_bits):
         try:
             _fit(run)
-        except StopTraining:
+        except (StopTraining, Stopped) as reason:
             run.progress_state.step = progress.step
-            if progress.step:
+            if progress.step:  # a hook may end a run before its first step
                 run.saver.save(progress)
-        except Stopped:
-            run.progress_state.step = progress.step
-            run.saver.save(progress)
-            is_done = False
+            is_done = isinstance(reason, StopTraining)
         if is_done:
             _report_end(run)
         run.progress_state.enter("hooks")
