@@ -69,6 +69,11 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch._dynamo  # noqa: F401
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> schedule.FileScheduler | None:
+    return schedule.FileScheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     launches.mark(items)

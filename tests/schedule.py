@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 _FILE = Path(__file__).with_name("seconds.json")
 _UNKNOWN = 30.0
@@ -20,6 +21,19 @@ _seconds: Counter[str] = Counter()
 """Seconds of each file."""
 _of_tests: Counter[str] = Counter()
 """Seconds of each test that starts no process."""
+
+
+class FileScheduler(LoadFileScheduling):
+    """Deals out files to workers; when one crashes, only what it has not finished goes to the others.
+
+    That of xdist deals out its finished files again. A worker that gets nothing else never asks for more, so that all
+    workers wait for ever.
+    """
+
+    def remove_node(self, node) -> str | None:
+        files = self.assigned_work[node]
+        self.assigned_work[node] = {file: tests for file, tests in files.items() if not all(tests.values())}
+        return super().remove_node(node)
 
 
 def sort(items: list[pytest.Item]) -> None:
