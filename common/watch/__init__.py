@@ -73,9 +73,12 @@ def watching(
         agent.wait_for_all()
         yield agent.ask_to_stop
     except BaseException:
-        if not limits.elastic:  # the process is about to exit, and watches the others until then
-            raise
-        agent.abandon()
+        if world_size == 1:
+            agent.finish()  # whoever catches the error, as a notebook does, goes on without this watch
+        elif limits.elastic:
+            agent.abandon()
+        else:
+            raise  # the process is about to exit, and watches the others until then
         _end(threads, restore_signals)
         raise
     agent.finish()

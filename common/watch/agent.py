@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -30,10 +29,9 @@ from allstep.common.process.exit import (
 )
 from allstep.common.process.parent_watchdog import end_cut_off_daemon
 from allstep.common.watch import stall_detection
-from allstep.common.watch.channel import Channel
+from allstep.common.watch.channel import BEAT_SECONDS, Channel, Clock
 from allstep.common.watch.monitor import Limits
 from allstep.common.watch.progress_state import ProgressState
-from allstep.common.watch.relay import BEAT_SECONDS
 
 _CAUGHT = (*NOTICES, signal.SIGINT)
 # A notice may come from the scheduler and again from the launcher, which received it as well.
@@ -66,7 +64,8 @@ class Agent:
         self._sources = selectors.DefaultSelector()
         self._sources.register(self._inbox, selectors.EVENT_READ)
         self._sources.register(channel, selectors.EVENT_READ)
-        self._heard_at = time.monotonic()
+        self._clock = Clock()
+        self._heard_at = self._clock.now()
         self._connected = True
         self._all_here = threading.Event()
         self._farewell: int | None = None  # exit status that rank 0 has announced; 0 when all ranks have finished
@@ -125,10 +124,10 @@ class Agent:
 
     def run(self) -> None:
         """Watch until `finish` is called on all ranks."""
-        next_beat = time.monotonic()
+        next_beat = self._clock.now()
         while self._farewell != 0 and not (self._is_broken and self._has_finished):
             until = min(next_beat, self._last_words[0]) if self._last_words else next_beat
-            ready = [key.fileobj for key, _ in self._sources.select(max(0.0, until - time.monotonic()))]
+            ready = [key.fileobj for key, _ in self._sources.select(max(0.0, until - self._clock.now()))]
             if self._inbox in ready:
                 for number in self._inbox.recv(64):
                     if number == _FINISHED[0]:
@@ -140,7 +139,7 @@ class Agent:
                         self._signalled(number)
             if self._channel in ready:
                 self._receive()
-            now = time.monotonic()
+            now = self._clock.now()
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
                 self._beat(now)
@@ -178,7 +177,7 @@ class Agent:
             else:
                 leave(self._farewell, "")
             return
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock.now()
         for message in messages:
             self._hear(message)
 
@@ -214,7 +213,7 @@ class Agent:
             )
 
     def _signalled(self, number: int) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         if has_spoken():
             leave(EXIT_FAULT, "")
         elif number == signal.SIGINT:
@@ -245,7 +244,7 @@ class Agent:
 
     def _leave_at(self, seconds: float, status: int, message: str) -> None:
         if self._last_words is None:
-            self._last_words = time.monotonic() + seconds, status, message
+            self._last_words = self._clock.now() + seconds, status, message
 
     def _leave(self, now: float) -> None:
         """Exit if it is time; if the launcher is about to notice the fault by itself, wait for that first."""

@@ -1,4 +1,4 @@
-"""Messages between watchdog threads, JSON objects, one per line, over connected sockets; and the listener for these."""
+"""Connections of the watchdog threads: messages, JSON objects, one per line; the listener for them; and their clock."""
 
 import contextlib
 import hmac
@@ -6,12 +6,29 @@ import json
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 # The longest message has the stacks of all threads of a rank.
 _MAX_BYTES = 1 << 20
 _SEND_SECONDS = 5.0
+BEAT_SECONDS = 1.0
+"""Seconds between heartbeats, and the longest that a thread waits for messages."""
+
+
+class Clock:
+    """Seconds in which a thread has run: after the suspension of the whole job, no rank takes the others for lost."""
+
+    def __init__(self) -> None:
+        self._seconds, self._looked_at = 0.0, time.monotonic()
+
+    def now(self) -> float:
+        """Return the seconds so far, of which the last turn of the thread's loop adds at most those of a beat."""
+        looked_at = time.monotonic()
+        self._seconds += min(looked_at - self._looked_at, BEAT_SECONDS)
+        self._looked_at = looked_at
+        return self._seconds
 
 
 def line(message: dict[str, Any]) -> bytes:

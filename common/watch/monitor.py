@@ -6,7 +6,6 @@ It also coordinates the agreement of the ranks to stop together; `ProgressState`
 import selectors
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,8 @@ from allstep.common.base.resources import host_name
 from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.parent_watchdog import end_cut_off_daemon
 from allstep.common.watch import stall_detection
-from allstep.common.watch.channel import Channel, Entrance, line
+from allstep.common.watch.channel import BEAT_SECONDS, Channel, Clock, Entrance, line
 from allstep.common.watch.progress_state import ProgressState
-from allstep.common.watch.relay import BEAT_SECONDS
 from allstep.common.watch.stall_detection import Seen, Stall
 
 # A rank counts as lost after this share of the timeout for silence; the launcher needs the rest to end the job.
@@ -60,7 +58,8 @@ class Monitor:
     def __init__(self, world_size: int, own: Channel, progress_state: ProgressState, limits: Limits) -> None:
         """Watch `world_size` ranks; `own` is the connection to the agent of rank 0, `progress_state` is rank 0's."""
         self._world_size, self._progress_state, self._limits = world_size, progress_state, limits
-        self._started = time.monotonic()
+        self._clock = Clock()
+        self._started = self._clock.now()
         self._channels: dict[int, Channel] = {}
         self._connected: set[int] = set()  # ranks connected directly or through a relay
         self._seen: dict[int, Seen] = {}
@@ -94,14 +93,14 @@ class Monitor:
 
     def run(self) -> None:
         """Watch until all ranks have finished, and were told that the others have finished, too."""
-        next_beat = time.monotonic()
+        next_beat = self._clock.now()
         while self._channels:
             concluding = self._lost or self._asked
-            wait = _SOON_SECONDS if concluding else max(0.0, next_beat - time.monotonic())
+            wait = _SOON_SECONDS if concluding else max(0.0, next_beat - self._clock.now())
             for key, _ in self._selector.select(wait):
                 if key.fd in self._selector.get_map():  # a callback before may have closed it
                     key.data()
-            now = time.monotonic()
+            now = self._clock.now()
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
                 self.notify_all(beat=True)
@@ -124,7 +123,7 @@ class Monitor:
 
     def _join(self, rank: int, host: str, channel: Channel) -> None:
         """Watch a rank from now on; `channel` is its own, or that of a relay."""
-        now = time.monotonic()
+        now = self._clock.now()
         self._connected.add(rank)
         self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
         if self._notice:
@@ -160,7 +159,7 @@ class Monitor:
 
     def _hear(self, rank: int, message: dict) -> None:
         if "moves" in message:
-            self._seen[rank].hear(time.monotonic(), **message)
+            self._seen[rank].hear(self._clock.now(), **message)
         elif "gone" in message:
             self._gone(rank)
         elif "bye" in message:
@@ -242,7 +241,7 @@ class Monitor:
 
     def _lose(self, ranks: list[Seen], seconds: float) -> None:
         if not self._lost:
-            self._decide_at = time.monotonic() + seconds
+            self._decide_at = self._clock.now() + seconds
         self._lost += ranks
 
     def _conclude(self, now: float) -> None:

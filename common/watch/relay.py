@@ -14,9 +14,8 @@ import numpy as np
 from allstep.common.base.collectives import Collectives
 from allstep.common.base.resources import host_name
 from allstep.common.launch.placement import Placement
-from allstep.common.watch.channel import Channel, Entrance
+from allstep.common.watch.channel import BEAT_SECONDS, Channel, Entrance
 
-BEAT_SECONDS = 1.0
 # For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (docs/scale.md).
 RELAYED_FROM = 128
 

@@ -170,6 +170,22 @@ def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.cold
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_a_suspended_job_goes_on_when_it_is_continued(framework, tmp_path):
+    """A scheduler suspends all ranks for longer than --fault-timeout."""
+    flags = ("--epochs", 1000, "--fault-timeout", 4)
+    with training(framework, 2, tmp_path, *flags, launcher="horovodrun-gloo") as job:
+        job.wait_for_step(STEP)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            assert all(job.signal_rank(rank, number) for rank in range(2)), job.printed()
+            time.sleep(5)
+        assert job.process.poll() is None, job.printed()
+        assert job.signal_rank(0, signal.SIGTERM)
+        assert job.process.wait(60) == 0 and "resumable" in job.printed(), job.printed()
+
+
+@pytest.mark.full
+@pytest.mark.cold
 @pytest.mark.parametrize(("rank", "reported_by"), [(2, 0), (0, 1)])
 def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_path):
     """The kernel still accepts connections for the suspended rank, so the others would wait forever."""

@@ -11,13 +11,17 @@ import socket
 import sys
 import threading
 import time
+import types
 
 import pytest
 from ranks import run
 
 from allstep.common.launch.placement import ALONE
 from allstep.common.watch import Limits, ProgressState, stall_detection, watching
+from allstep.common.watch import agent as agent_module
+from allstep.common.watch import channel as channel_module
 from allstep.common.watch import monitor as monitor_module
+from allstep.common.watch.agent import Agent
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Monitor
 from allstep.common.watch.stall_detection import Seen
@@ -289,6 +293,36 @@ def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(faile
         end.send(finished=True)
     for thread in ranks:
         thread.join(30)
+
+
+def test_a_suspended_job_goes_on_when_it_is_continued(monkeypatch):
+    """The clock jumps by a day, for the agent and the monitor alike. Each would take the other for lost."""
+    left, jump = threading.Event(), 0.0
+    for module in (agent_module, monitor_module):
+        monkeypatch.setattr(module, "leave", lambda *_: left.set() or threading.Event().wait())
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + jump)
+    monkeypatch.setattr(channel_module, "time", clock)
+    end, monitors_end = map(Channel, socket.socketpair())
+    progress, limits = ProgressState(), Limits(stall=10, silence=30)
+    agent = Agent(ALONE, end, progress, limits, list, first_host="a")
+    parts = Monitor(1, monitors_end, progress, limits), agent
+    threads = [threading.Thread(target=part.run, daemon=True) for part in parts]
+    for thread in threads:
+        thread.start()
+    agent.wait_for_all()
+    jump = 86_400.0
+    assert not left.wait(2 * channel_module.BEAT_SECONDS)
+    agent.finish()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_an_error_that_is_caught_leaves_no_watch_of_a_rank_alone():
+    """A notebook goes on in the same process, which the watch of an earlier run must not end."""
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError), watching(None, ALONE, ProgressState(), Limits(stall=10, silence=30)):
+        raise ZeroDivisionError
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_notice_stops_a_rank_alone():
