@@ -37,6 +37,7 @@ from allstep.common.launch import rendezvous, tf_config
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.launch.tf_config import TFConfig
 from allstep.common.process.exit import EXIT_FAULT, leave, rank_name, seconds_to_turn
+from allstep.common.process.suspend_watchdog import end_when_frozen
 from allstep.common.watch import NOTICES
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
@@ -66,7 +67,7 @@ class ParameterServer(DistributedStrategy):
     ) -> None:
         """`fault_timeout`: seconds from the moment a process stops answering to the end of the job."""
         super().__init__(placement, flags, device=device)
-        self._answer_seconds = fault_timeout * _ANSWER_SHARE
+        self._fault_timeout, self._answer_seconds = fault_timeout, fault_timeout * _ANSWER_SHARE
         self._staleness = Staleness()
         self._servers: list[tf.distribute.Server] = []
 
@@ -107,6 +108,8 @@ class ParameterServer(DistributedStrategy):
         if self._cluster.role == "chief":
             return False
         self._start_server(self._cluster, self._cluster.role, self._cluster.index)
+        # TensorFlow may wait for this process with Python's lock: no thread of the chief can then report a frozen one.
+        end_when_frozen(self._fault_timeout)
         # A notice to end concerns the chief, which needs this process until it has saved.
         for number in NOTICES:
             signal.signal(number, signal.SIG_IGN)

@@ -188,7 +188,10 @@ def test_a_suspended_job_goes_on_when_it_is_continued(framework, tmp_path):
 @pytest.mark.cold
 @pytest.mark.parametrize(("rank", "reported_by"), [(2, 0), (0, 1)])
 def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_path):
-    """The kernel still accepts connections for the suspended rank, so the others would wait forever."""
+    """The kernel still accepts connections for the suspended rank, so the others would wait forever.
+
+    TensorFlow may wait for a worker with the interpreter's lock; then its own watcher ends it, and the chief goes on.
+    """
     flags = ("--epochs", 10_000, "--fault-timeout", FAULT_TIMEOUT)
     start = training("tensorflow", 3, tmp_path, *flags, launcher="horovodrun-gloo", strategy="parameter-server")
     with start as job:
@@ -198,8 +201,9 @@ def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_pat
         output = job.printed()
     assert len(REPORTED.findall(output)) == 1, output
     role = "chief" if rank == 0 else f"worker {rank - 1}"
-    words = rf"rank {reported_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) does not answer; it is frozen"
-    assert re.search(words, output), output
+    words = rf"rank {reported_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) "
+    found = re.search(words + "(does not answer; it is frozen|is gone; it was killed)", output)
+    assert found and (found[1].endswith("frozen") or re.search(r"process \d+ was frozen for 9 s", output)), output
 
 
 @pytest.mark.parametrize("faults", [1, full(4)])
