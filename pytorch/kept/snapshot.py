@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -155,7 +155,8 @@ def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
     if isinstance(value, (set, np.ndarray)):
         return value, copy.copy(value)
     if isinstance(value, _CONTAINERS) or _is_object(value):
-        return value, {k: copied(one, depth + 1) for k, one in _items(value)} if depth < _MAX_DEPTH else None
+        is_read = depth < _MAX_DEPTH and not _computes_items(value)
+        return value, {k: copied(one, depth + 1) for k, one in _items(value)} if is_read else None
     return value, copy.deepcopy(value) if isinstance(value, _KEPT) else None
 
 
@@ -217,6 +218,14 @@ def _is_object(value: Any) -> bool:
     """Return whether a value is an instance of a user's class, or a namespace, so that its attributes may be state."""
     is_users = type(value).__module__.partition(".")[0] not in _LIBRARIES and hasattr(value, "__dict__")
     return is_users and not isinstance(value, (nn.Module, torch.optim.Optimizer, type))
+
+
+def _computes_items(value: Any) -> bool:
+    """Return whether reading a container runs code of its class, as mappings do that import what is asked for."""
+    kind = type(value)
+    if isinstance(value, dict):
+        return kind.items not in (dict.items, OrderedDict.items)
+    return isinstance(value, _CONTAINERS) and kind.__iter__ not in [base.__iter__ for base in _CONTAINERS]
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:

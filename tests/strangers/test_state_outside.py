@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -110,6 +111,27 @@ def test_what_nothing_can_look_into_is_told(tmp_path, capfd):
     with pytest.raises(UserError, match="computes with something that its code alone can reach, which it changes"):
         train_twice(Iterator, tmp_path)
     assert "something that its code alone can reach in training, which checkpoints lack" in capfd.readouterr().err
+
+
+class Lazy(OrderedDict):
+    """A mapping as Transformers has: it imports what is asked for, and some of that fails."""
+
+    def items(self):
+        raise ImportError("one of the models is not installed")
+
+
+lazy = Lazy(network=1)
+
+
+class Library(Base):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * lazy["network"]
+
+
+def test_mappings_that_compute_what_they_hold_are_not_read():
+    oracle = expected(Library(), "sgd")
+    Session(found := Library(), (X, Y), (X, Y), epochs=EPOCHS, base_lr=RATE, global_batch_size=BATCH).fit()
+    assert_same_state(found, oracle)
 
 
 @pytest.mark.parametrize("folder", ["lib/python3/dist-packages", "venv/lib/python3.12/site-packages"])
