@@ -28,7 +28,7 @@ class BuildPy(build_py):
 
 
 def archive(folder):
-    """Return the texts in a folder as one compressed file, which `common/files/packaged.py` reads."""
+    """Return the texts in a folder as one compressed file, which `common/files/disk.py` reads."""
     texts = {file.relative_to(folder).as_posix(): file.read_text() for file in folder.rglob("*.*") if file.is_file()}
     texts = {name: packed(text) if name.endswith(".patch") else text for name, text in sorted(texts.items())}
     # Texts about the same file compress better next to each other.

@@ -5,7 +5,6 @@ import torch
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
 from allstep.common.data.datasets import Dataset
-from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss, with_heads
 from allstep.pytorch.observer import GradientSquares, Observer, WeightAverage
@@ -15,7 +14,7 @@ from allstep.pytorch.passes import Passes, TrainPass
 from allstep.pytorch.precision import Autocast, Precision, ScaledFp16
 from allstep.pytorch.slices import Slices
 from allstep.pytorch.state import local_parameters
-from allstep.pytorch.step import Change, Step
+from allstep.pytorch.step import Change, Clip, Noise, Step
 from allstep.pytorch.strategies.reduction import Ordered
 from allstep.pytorch.strategies.strategy import Strategy
 

@@ -18,8 +18,7 @@ from allstep.common.api.user_loop import Order, Shard, Steps
 from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.exact.replica_check import check_replicas_equal
-from allstep.common.launch.current_ranks import current_ranks
-from allstep.common.launch.unclaimed_ranks import process_group
+from allstep.common.launch.unclaimed_ranks import current_ranks, process_group
 from allstep.pytorch.compat import takes_cpu_tensors
 from allstep.pytorch.kept.network_state import as_array
 

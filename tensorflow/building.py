@@ -5,7 +5,6 @@ import keras
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
-from allstep.tensorflow.gradients import Clip, Noise
 from allstep.tensorflow.inputs import Inputs
 from allstep.tensorflow.losses import build_loss
 from allstep.tensorflow.observer import GradientSquares, Observer, WeightAverage
@@ -14,7 +13,7 @@ from allstep.tensorflow.precision import Precision, ScaledFp16
 from allstep.tensorflow.recompute import forward_of
 from allstep.tensorflow.slices import Slices
 from allstep.tensorflow.state import trained_weights
-from allstep.tensorflow.step import Change, Step
+from allstep.tensorflow.step import Change, Clip, Noise, Step
 from allstep.tensorflow.strategies.strategy import Strategy
 
 

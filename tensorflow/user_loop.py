@@ -18,7 +18,7 @@ from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.data.formats.python_file import as_split
 from allstep.common.exact.replica_check import check_replicas_equal
-from allstep.common.launch.current_ranks import current_ranks
+from allstep.common.launch.unclaimed_ranks import current_ranks
 
 
 def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: bool = False) -> Shard:

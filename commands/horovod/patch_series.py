@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.common.files.packaged import texts
+from allstep.common.files.disk import texts
 
 PATCHES = Path(__file__).with_name("patches")
 GROUPS = ("build", "correct", "better")

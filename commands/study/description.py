@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from allstep.common.base.errors import UserError, did_you_mean, quote
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
-from allstep.common.files.packaged import texts
+from allstep.common.files.disk import texts
 from allstep.common.files.strict_json import (
     LARGEST,
     Count,

@@ -18,7 +18,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, warn
 from allstep.common.files import array_json
 from allstep.common.files.disk import discard, foreign_entries, is_expendable, unused
-from allstep.common.launch.current_ranks import current_ranks
+from allstep.common.launch.unclaimed_ranks import current_ranks
 
 _REPLACED = ".old-"
 _NAME = re.compile(rf"(?:{re.escape(_REPLACED)})?step-(\d{{8,}})")

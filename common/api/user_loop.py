@@ -13,8 +13,8 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.sharding import Position, check, global_batch, rank_slice, sample_order
-from allstep.common.launch.current_ranks import current_ranks
 from allstep.common.launch.placement import find_placement
+from allstep.common.launch.unclaimed_ranks import current_ranks
 from allstep.common.process import exit
 from allstep.common.watch import Limits, ProgressState, watching
 

@@ -55,7 +55,7 @@ _COMMON = ("compile", "recompute", "accumulate_steps", "slices", "audit")
 _HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline", "elastic", "commit_every")
 _BUCKETS = ("bucket_size", "static_graph", "find_unused_parameters", "gradient_as_bucket_view")
 _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", *_BUCKETS)
-_SINGLE = StrategyEntry("single", "Single", (*_COMMON, "trace"), max_ranks=1, one_process=True, measures_noise=True)
+_SINGLE = StrategyEntry("strategy", "Single", (*_COMMON, "trace"), max_ranks=1, one_process=True, measures_noise=True)
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {

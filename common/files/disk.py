@@ -11,6 +11,7 @@ Both raise OSError, as `open` does; the message tells what was expected and what
 """
 
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -213,3 +214,20 @@ def _irregular(path: str | os.PathLike, mode: int) -> OSError:
     kind = _KINDS.get(stat.S_IFMT(mode), "something else")
     number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
     return OSError(number, f"expected a regular file, received {kind}", os.fspath(path))
+
+
+@functools.cache
+def texts(folder: Path) -> dict[str, str]:
+    """Return the texts in `folder` and the folders in it, by path in order, from FOLDER.xz if there is no folder.
+
+    Raises UserError if Python was built without the library that reads this file.
+    """
+    if folder.is_dir():
+        files = [file for file in sorted(folder.rglob("*.*")) if file.is_file()]
+        return {file.relative_to(folder).as_posix(): file.read_bytes().decode() for file in files}
+    try:
+        import lzma
+    except ImportError:
+        raise UserError(f"{folder.name} needs a Python with lzma; build it where liblzma is installed") from None
+    words = lzma.decompress(folder.with_suffix(".xz").read_bytes()).decode().split("\0")
+    return dict(sorted(zip(words[::2], words[1::2], strict=True)))

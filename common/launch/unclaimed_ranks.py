@@ -1,7 +1,7 @@
 """Checks for signs that this process should be one of several ranks, although no launcher has given it a rank.
 
 Each such process would train independently, and exit with status 0. So a sign that no launcher and no strategy accounts
-for is an error.
+for is an error. `current_ranks` counts the ranks of a user's program.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from allstep.common.base.errors import UserError, quoted
 from allstep.common.launch import tf_config
-from allstep.common.launch.placement import Placement
+from allstep.common.launch.placement import Placement, find_placement
 from allstep.common.launch.variables import read_number
 
 _INSTEAD = "start the job by horovodrun, mpirun or srun"
@@ -113,3 +113,22 @@ def _allocated_tasks(environ: Mapping[str, str]) -> int:
     if "SLURM_NTASKS" in environ:
         return number("SLURM_NTASKS")
     return number("SLURM_NTASKS_PER_NODE") * number("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+
+
+def current_ranks() -> tuple[int, int]:
+    """Return rank and world size from the initialised library, or from the launcher if there is none yet.
+
+    Variables of a launcher do not show ranks that a program has started itself (`torch.multiprocessing.spawn`), and
+    those of an elastic job stay as they were when its ranks change.
+
+    Raises UserError if this process would wrongly count as the only one.
+    """
+    libraries = [sys.modules.get(name) for name in ("horovod.torch", "horovod.tensorflow")]
+    found = [(one.rank(), one.size()) for one in libraries if one and one.is_initialized()]
+    if group := process_group():
+        found.append(group)
+    if found:
+        return max(found, key=lambda ranks: ranks[1])  # a program may have a process group of one rank besides
+    placement = find_placement()
+    check_alone(placement, chosen=False, to_train_alone="unset SLURM_NTASKS")
+    return placement.rank, placement.world_size

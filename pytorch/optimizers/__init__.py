@@ -14,8 +14,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.pytorch.compat import sgd_step, without_compiler
 from allstep.pytorch.kept.network_state import can_train
-from allstep.pytorch.optimizers.layerwise import Lamb, Lars, NovoGrad
-from allstep.pytorch.optimizers.muon import Muon
+from allstep.pytorch.optimizers.layerwise import Lamb, Lars, Muon, NovoGrad
 
 
 def embeddings_of(network: torch.nn.Module) -> set[torch.nn.Parameter]:

@@ -4,7 +4,7 @@ import torch
 
 from allstep.common.base.errors import UserError, note
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import Single
 
 
 class DataParallel(Single):

@@ -1,4 +1,7 @@
-"""Base class of strategies: how ranks are formed and how gradients are combined. TensorFlow's has the same methods."""
+"""Base class of strategies: how ranks are formed and how gradients are combined; and that of one process.
+
+TensorFlow's has the same methods.
+"""
 
 import contextlib
 import math
@@ -7,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.base.resources import keep_freed_memory
 from allstep.common.launch.placement import threads_per_rank
@@ -137,3 +141,14 @@ def replace_parameters(
     """Replace the parameters of an optimizer without state by those of `replacement`, and drop all others."""
     for group in optimizer.param_groups:
         group["params"] = [replacement[parameter] for parameter in group["params"] if parameter in replacement]
+
+
+class Single(Strategy):
+    """The five steps without other ranks."""
+
+    def init(self) -> None:
+        self.choose_device()
+        self.collectives = OneRank()
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """4. Nothing to do: there are no other ranks."""

@@ -10,16 +10,17 @@ import tensorflow as tf
 from allstep.common.base.errors import note
 from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, gather, native, per_rank
-from allstep.tensorflow.drop_in.in_step import InStep, refuse_undistributed
 from allstep.tensorflow.drop_in.optimizer import is_distributed, lasting_state
 from allstep.tensorflow.drop_in.rate_callbacks import LearningRateScheduleCallback as LearningRateScheduleCallback
 from allstep.tensorflow.drop_in.rate_callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
 from allstep.tensorflow.drop_in.replicas import (
+    InStep,
     build_alike,
     is_built,
     optimizers_of,
     rank_local_variables,
     refusal,
+    refuse_undistributed,
 )
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.drop_in.collectives import native
-from allstep.tensorflow.drop_in.in_step import InStep
+from allstep.tensorflow.drop_in.replicas import InStep
 
 
 class LearningRateScheduleCallback(InStep):

@@ -1,4 +1,4 @@
-"""Check that the ranks' models are replicas.
+"""Check that the ranks' models are replicas, also by each callback of Horovod (`InStep`).
 
 On the ranks of an optimizer's process set, the weights that it trains and its state must be equal: slots, iterations,
 learning rate, averages, loss scale; and weights that layers change themselves. Other state may differ between ranks:
@@ -241,3 +241,41 @@ def _differs(gathered: np.ndarray, is_sparse: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # digests read as floats
         is_near = np.abs(projections - projections[0]) <= _DRIFT * np.maximum(norms, norms[0])
     return differs & ~(is_near & is_sparse)
+
+
+class InStep(keras.callbacks.Callback):
+    """Refuses to train replicas that would diverge, and compares them at the end of each epoch.
+
+    `fit_guard` compares them at the start and the end of `fit` as well. Several callbacks of one `fit` compare only
+    once: they share their state in the `params` that Keras passes to all. Raises ValueError at the start if the model's
+    optimizer is not distributed, RuntimeError if weights or optimizer state differ between ranks (see
+    `horovod_replicas`).
+    """
+
+    model: keras.Model
+    """The model, which Keras sets before it calls any method."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        refuse_undistributed(self.model)
+        self._shared()["compared"] = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._compare(f"after epoch {epoch + 1}")
+
+    def _compare(self, moment: str) -> None:
+        shared = self._shared()
+        if shared["compared"] != moment:
+            shared["compared"] = moment
+            check_replicas(self.model, shared["local_variables"], moment)
+
+    def _shared(self) -> dict[str, Any]:
+        params = self.params
+        if params is None:  # in a custom loop
+            self.set_params(params := {})
+        return params.setdefault("horovod", {"compared": None, "local_variables": set()})
+
+
+def refuse_undistributed(model: keras.Model) -> None:
+    """Raise a ValueError if each rank would train a separate model."""
+    if reason := refusal(model):
+        raise ValueError(reason)

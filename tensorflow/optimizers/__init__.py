@@ -13,8 +13,7 @@ from allstep.common.launch.placement import apparent_rank
 from allstep.tensorflow.compat import layers_of, parts, trained_variables
 from allstep.tensorflow.optimizers.base import Optimizer
 from allstep.tensorflow.optimizers.elementwise import SGD, Adagrad, Adam, RMSprop
-from allstep.tensorflow.optimizers.layerwise import LAMB, LARS, NovoGrad
-from allstep.tensorflow.optimizers.muon import Muon
+from allstep.tensorflow.optimizers.layerwise import LAMB, LARS, Muon, NovoGrad
 
 __all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "Muon", "NovoGrad", "RMSprop", "build_optimizer"]
 

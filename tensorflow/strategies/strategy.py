@@ -1,4 +1,7 @@
-"""Base class of strategies: how ranks are formed and how gradients are combined. PyTorch's has the same methods."""
+"""Base class of strategies: how ranks are formed and how gradients are combined; and that of one process.
+
+PyTorch's has the same methods.
+"""
 
 import contextlib
 import functools
@@ -10,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.base.resources import keep_freed_memory, usable_cores
 from allstep.common.data.loader import Batch
@@ -230,3 +234,14 @@ def apply_if(overflow: tf.Tensor, apply: Callable[[], None]) -> None:
         return tf.constant(0)
 
     tf.cond(overflow > 0, lambda: tf.constant(0), branch)
+
+
+class Single(Strategy):
+    """The five steps without other ranks."""
+
+    def init(self) -> None:
+        self.choose_device()
+        self.collectives = OneRank()
+
+    def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
+        """4. Nothing to do: there are no other ranks."""

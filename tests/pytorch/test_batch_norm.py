@@ -16,7 +16,7 @@ from allstep.common.launch.placement import ALONE
 from allstep.common.training.metrics import build_metrics, evaluate
 from allstep.common.watch import ProgressState
 from allstep.pytorch.models import build_model, import_weights
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import Single
 from allstep.pytorch.worker import Worker
 
 # 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has no sample.

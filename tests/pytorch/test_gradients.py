@@ -9,8 +9,8 @@ import torch
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
 from allstep.common.recipe.weights import gradient_noise
-from allstep.pytorch.gradients import Clip, Noise
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.step import Clip, Noise
+from allstep.pytorch.strategies.strategy import Single
 
 SHAPES = {"fc.weight": (3, 4), "fc.bias": (3,)}
 

@@ -16,7 +16,7 @@ from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE
 from allstep.common.recipe.noise_scale import is_measured
 from allstep.pytorch.models import build_model
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import Single
 from allstep.pytorch.worker import Worker
 
 DATASET = Dataset(None, None, (8, 8, 1), 3, mean=(0.5,), std=(0.25,))

@@ -22,7 +22,7 @@ from allstep.common.training.metrics import build_metrics, evaluate
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
-from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.strategies.strategy import Single
 from allstep.tensorflow.worker import Worker
 
 # 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has no sample.

@@ -16,7 +16,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
 from allstep.tensorflow.strategies.horovod import Horovod
-from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.strategies.strategy import Single
 
 FOR_GPUS = json.loads(Path(sys.prefix, "allstep-setup.json").read_text())["gpu"]
 

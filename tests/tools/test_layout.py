@@ -47,7 +47,7 @@ def test_both_frameworks_have_the_same_files():
 
 def test_both_frameworks_have_horovod_and_single():
     for framework in FRAMEWORKS:
-        for name in ("__init__.py", "strategy.py", "horovod.py", "single.py"):
+        for name in ("__init__.py", "strategy.py", "horovod.py"):
             assert (REPOSITORY / framework / "strategies" / name).exists()
 
 

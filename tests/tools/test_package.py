@@ -15,7 +15,7 @@ import pytest
 from requirements import need_packages
 
 from allstep.commands.horovod.patch_series import PATCHES, parse
-from allstep.common.files.packaged import texts
+from allstep.common.files.disk import texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_BYTES = 2**20

@@ -18,8 +18,7 @@ from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE, Placement, find_placement
 from allstep.pytorch.compat import without_compiler
 from allstep.pytorch.strategies.horovod import Horovod
-from allstep.pytorch.strategies.single import Single
-from allstep.pytorch.strategies.strategy import Strategy
+from allstep.pytorch.strategies.strategy import Single, Strategy
 from allstep.pytorch.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)

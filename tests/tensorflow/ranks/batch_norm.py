@@ -17,8 +17,7 @@ from allstep.common.launch.placement import ALONE, Placement, find_placement
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.horovod import Horovod
-from allstep.tensorflow.strategies.single import Single
-from allstep.tensorflow.strategies.strategy import Strategy
+from allstep.tensorflow.strategies.strategy import Single, Strategy
 from allstep.tensorflow.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)

@@ -24,8 +24,7 @@ from allstep.common.recipe.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.distribute import CentralStorage, Mirrored
-from allstep.tensorflow.strategies.single import Single
-from allstep.tensorflow.strategies.strategy import Strategy
+from allstep.tensorflow.strategies.strategy import Single, Strategy
 from allstep.tensorflow.worker import Worker
 
 DATASET = Dataset(None, None, (8, 8, 1), 10, mean=(0.3,), std=(0.4,))
