@@ -19,11 +19,16 @@ from allstep.commands.compare.samples import resolution
 from allstep.commands.compare.table import answers, efficiency_of, name_of, ranks_of, table_of
 from allstep.commands.forecast import section as forecast
 from allstep.commands.report import other_sections
-from allstep.commands.report.sources import Sources, read
+from allstep.commands.report.sources import RecordedRun, Sources, read
 from allstep.commands.shared.page.document import NOTHING, Section, Table, facts, median, render
 from allstep.commands.shared.page.figures import Drawing, Line, bars, lines
+from allstep.commands.shared.records.collectives import CollectivesResult
 from allstep.commands.shared.records.files import written_whole
+from allstep.commands.shared.records.measured import BenchmarkResult
+from allstep.commands.shared.records.runs import ProfileResult
+from allstep.commands.study.description import StudyResult
 from allstep.commands.study.section import study
+from allstep.commands.tune.study import SearchResult
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
 from allstep.common.files.strict_json import to_json
@@ -60,21 +65,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build(sources: Sources) -> list[Section]:
     """Return the sections of a report."""
-    sections: list[Section] = []
-    for _, result in sources.compares:
-        sections += compare_sections(result)
-    sections += [collectives(result) for _, result in sources.collectives]
-    sections += [forecast.forecast(result) for _, result in sources.forecasts]
-    sections += [forecast.validation(result) for _, result in sources.validations]
-    sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
-    sections += [study(result) for _, result in sources.studies]
-    sections += [other_sections.search(path, result) for path, result in sources.searches]
-    if sources.runs:
-        sections.append(other_sections.runs(sources.runs))
-    sections += [other_sections.profile(path, result) for path, result in sources.profiles]
-    return sections
+    results = sources.results
+    sections = [section for _, result in results[ComparisonResult] for section in compare_sections(result)]
+    sections += [make(path, result) for kind, make in _SECTIONS.items() for path, result in results[kind]]
+    if found := results[RecordedRun]:
+        sections.append(other_sections.runs(found))
+    return sections + [other_sections.profile(path, result) for path, result in results[ProfileResult]]
 
 
+_SECTIONS = {
+    CollectivesResult: lambda path, result: collectives(result),
+    forecast.ForecastsResult: lambda path, result: forecast.forecast(result),
+    forecast.ValidationResult: lambda path, result: forecast.validation(result),
+    BenchmarkResult: other_sections.benchmark,
+    StudyResult: lambda path, result: study(result),
+    SearchResult: other_sections.search,
+}
+"""Function that makes the section of a result and its path, by kind in the order of the report."""
 _WORKLOADS = {
     "synthetic-weak": "Computing and communication only (synthetic input, weak scaling)",
     "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",

@@ -29,27 +29,6 @@ _SECRETS = (
 )
 
 
-@dataclass
-class Sources:
-    """Results that were found, each with its path."""
-
-    compares: list[tuple[Path, ComparisonResult]] = field(default_factory=list)
-    collectives: list[tuple[Path, CollectivesResult]] = field(default_factory=list)
-    forecasts: list[tuple[Path, ForecastsResult]] = field(default_factory=list)
-    validations: list[tuple[Path, ValidationResult]] = field(default_factory=list)
-    benchmarks: list[tuple[Path, BenchmarkResult]] = field(default_factory=list)
-    studies: list[tuple[Path, StudyResult]] = field(default_factory=list)
-    searches: list[tuple[Path, SearchResult]] = field(default_factory=list)
-    profiles: list[tuple[Path, ProfileResult]] = field(default_factory=list)
-    runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Problems in one line each."""
-
-    def __len__(self) -> int:
-        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
-        return sum(map(len, (*results, self.studies, self.searches, self.profiles, self.runs)))
-
-
 @dataclass(frozen=True)
 class RecordedRun:
     """A training run's metrics.jsonl."""
@@ -60,6 +39,27 @@ class RecordedRun:
     """None if the run has not ended or was killed."""
     config: Path | None
     """Path of its config.yaml; None if the file is missing."""
+
+
+_FILES = (
+    *(ComparisonResult, CollectivesResult, ForecastsResult, ValidationResult, BenchmarkResult),
+    *(StudyResult, SearchResult, ProfileResult),
+)
+"""Kinds of results that are a JSON file each."""
+KINDS = (*_FILES, RecordedRun)
+
+
+@dataclass
+class Sources:
+    """Results that were found, each with its path."""
+
+    results: dict[type, list[tuple[Path, Any]]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    """Paths and results by kind; of training runs, `RecordedRun` and the path of the directory."""
+    problems: list[str] = field(default_factory=list)
+    """Problems in one line each."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.results.values()))
 
 
 def read(directories: Iterable[Path]) -> Sources:
@@ -105,20 +105,10 @@ def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]
 
 def _read_json(found: Sources, path: Path) -> None:
     content = redact(files.load(path))
-    lists: dict[type[files.Result], list] = {
-        ComparisonResult: found.compares,
-        CollectivesResult: found.collectives,
-        ForecastsResult: found.forecasts,
-        ValidationResult: found.validations,
-        BenchmarkResult: found.benchmarks,
-        StudyResult: found.studies,
-        SearchResult: found.searches,
-        ProfileResult: found.profiles,
-    }
-    for kind, results in lists.items():
+    for kind in _FILES:
         if isinstance(content, dict) and content.get("format") in files.formats(kind):
             files.check_version(kind, content)
-            results.append((path, from_json(kind, content, "result")))
+            found.results[kind].append((path, from_json(kind, content, "result")))
 
 
 def _read_run(found: Sources, path: Path) -> None:
@@ -129,7 +119,7 @@ def _read_run(found: Sources, path: Path) -> None:
     config = path.with_name("config.yaml")
     end = events.ends[-1] if events.ends else None
     run = RecordedRun(events.starts[-1], events.epochs, end, config if config.exists() else None)
-    found.runs.append((path.parent, run))
+    found.results[RecordedRun].append((path.parent, run))
 
 
 def redact(value: Any, name: str = "") -> Any:

@@ -4,10 +4,12 @@ Only rank 0 reads and writes files, and sends the state that it reads to the oth
 header gives names, shapes and types of the arrays, which follow it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +18,18 @@ from allstep.common.checkpoint import Checkpoints, TrainState
 from allstep.common.checkpoint import Progress as SavedProgress
 from allstep.common.checkpoint.state import content_of
 from allstep.common.data.sharding import Position
+from allstep.common.exact import environment_fingerprint
+from allstep.common.files.strict_json import to_json
 from allstep.common.recipe.loss_scale import LossScale
 from allstep.common.recipe.noise_scale import NoiseScale
 from allstep.common.recipe.progress import Progress
 from allstep.common.recipe.schedule import Schedule, adapted
+from allstep.common.training.description import Description
 from allstep.common.training.worker import Worker
 from allstep.common.watch import ProgressState
+
+if TYPE_CHECKING:
+    from allstep.common.training.training_run import TrainingRun
 
 
 class Commits:
@@ -57,54 +65,45 @@ class Saver:
 
     def __init__(
         self,
-        worker: Worker,
+        run: TrainingRun,
         schedule: Schedule,
-        config: Mapping[str, Any],
-        versions: Mapping[str, str],
         checkpoints: Checkpoints | None,
-        *,
-        every: int,
-        active: bool,
         progress_state: ProgressState,
-        saved: Callable[[], None] = lambda: None,
-        commits: Commits | None = None,
-        data: Mapping[str, str] | None = None,
-        description: Mapping[str, Any] | None = None,
+        *,
+        data: Mapping[str, str],
+        description: Description | None,
     ) -> None:
-        """Prepare to save the run.
-
-        `versions`: see `TrainState`; `active`: whether the run has an output directory, the same on all ranks; `saved`:
-        called after a save; `commits`: receives the saved states, and those that an elastic job commits in between;
-        `data`: digests of the data set; `description`: what the run is trained on.
-        """
-        self._worker, self._schedule, self._config = worker, schedule, dict(config)
-        self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
-        self._on_saved, self._commits = saved, commits
+        """Prepare to save the run; `data` are digests of its data set, `description` is what it is trained on."""
+        self._run, self._schedule, self._checkpoints, self._progress_state = run, schedule, checkpoints, progress_state
+        self._data, self._description = dict(data), to_json(description) if description else {}
+        self._config = run.config.flat()
+        self._versions = environment_fingerprint.describe(run.config, run.worker.versions())
+        self._every, self._active = run.config.output.checkpoint_every, run.config.output.output_dir is not None
         self._saved: tuple[int, Position] | None = None
-        self._versions, self._data, self._description = dict(versions), dict(data or {}), dict(description or {})
 
     def due(self, step: int) -> bool:
         """Return whether to save in mid-epoch after `step`."""
-        return self._is_checkpoint(step) or (self._commits is not None and step % self._commits.every == 0)
+        return self._is_checkpoint(step) or (self._run.commits is not None and step % self._run.commits.every == 0)
 
     def save(self, progress: Progress, score: float | None = None) -> None:
         """Save the current state, validated with `score` (higher is better); every rank calls this at the same step."""
-        if (not self._active and self._commits is None) or self._saved == (progress.step, progress.position):
+        if (not self._active and self._run.commits is None) or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position
         self._progress_state.enter("checkpoint")
         local_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
-        sums = self._worker.collectives.all_reduce_sum(local_sums).tolist()
-        self._worker.average_statistics()
-        state = self._state(progress, self._worker.export_state(), sums)
+        sums = self._run.worker.collectives.all_reduce_sum(local_sums).tolist()
+        self._run.worker.average_statistics()
+        state = self._state(progress, self._run.worker.export_state(), sums)
         self._progress_state.enter("writing")
-        if self._commits is not None:
-            self._commits.keep(state)
+        if self._run.commits is not None:
+            self._run.commits.keep(state)
             if progress.position.offset and not self._is_checkpoint(progress.step) and not self._progress_state.notice:
                 return
         if self._checkpoints:
             self._checkpoints.save(state, metric=score)
-        self._on_saved()
+        for hook in self._run.hooks:
+            hook.on_save(self._run)
 
     def _is_checkpoint(self, step: int) -> bool:
         return self._active and self._every > 0 and step % self._every == 0
@@ -113,7 +112,7 @@ class Saver:
         epoch, offset = progress.position.epoch, progress.position.offset
         schedule = adapted(self._schedule, progress)
         return TrainState(
-            framework=self._worker.framework,
+            framework=self._run.worker.framework,
             arrays=arrays,
             progress=SavedProgress(
                 epoch=epoch,

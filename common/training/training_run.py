@@ -24,7 +24,6 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact import environment_fingerprint
 from allstep.common.exact.replica_check import check_replicas_equal
-from allstep.common.files.strict_json import to_json
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
 from allstep.common.process.output import lasting_output
@@ -170,20 +169,7 @@ class TrainingRun:
             reporter = self.open_reporter(config, self.placement.rank, self.progress)
             cleanup.callback(reporter.close)
             self._report_start(reporter, schedule)
-            saver = saving.Saver(
-                worker,
-                schedule,
-                config.flat(),
-                environment_fingerprint.describe(config, worker.versions()),
-                checkpoints,
-                every=config.output.checkpoint_every,
-                active=config.output.output_dir is not None,
-                progress_state=progress_state,
-                saved=self._report_saved,
-                commits=commits,
-                data=data,
-                description=to_json(description) if description else {},
-            )
+            saver = saving.Saver(self, schedule, checkpoints, progress_state, data=data, description=description)
             # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
             if not commits:
                 cleanup.push(note_failure)
@@ -251,10 +237,6 @@ class TrainingRun:
             time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **({"classes": classes} if 0 < sum(map(len, classes)) <= _MAX_CHARACTERS else {}),
         )
-
-    def _report_saved(self) -> None:
-        for hook in self.hooks:
-            hook.on_save(self)
 
 
 def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
