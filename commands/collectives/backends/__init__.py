@@ -55,12 +55,12 @@ class Library:
 BACKENDS = {
     "memcpy": Library("mpi", "Memcpy", "mpirun"),
     "mpi4py": Library("mpi", "Mpi", "mpirun"),
-    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", ("torch", "horovod"), is_horovod=True),
+    "horovod-torch": Library("of_torch", "HorovodTorch", "horovodrun-mpi", ("torch", "horovod"), is_horovod=True),
     "horovod-tensorflow": Library(
-        "horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", ("tensorflow", "horovod"), is_horovod=True
+        "of_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", ("tensorflow", "horovod"), is_horovod=True
     ),
-    "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun", ("torch",)),
-    "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi", ("tensorflow", "horovod")),
+    "torch-gloo": Library("of_torch", "TorchGloo", "torchrun", ("torch",)),
+    "tf-distribute": Library("of_tensorflow", "TfDistribute", "horovodrun-mpi", ("tensorflow", "horovod")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Horovod in TensorFlow, in a graph and with the threads of a trainer's rank, as in a compiled training step."""
+"""Collectives in TensorFlow, in a graph as in a compiled training step: those of Horovod, and of tf.distribute."""
 
 import os
 from collections.abc import Callable
@@ -17,6 +17,7 @@ with lean_import():
     import tensorflow as tf
 
     from allstep.tensorflow.strategies.horovod import Horovod
+    from allstep.tensorflow.strategies.multi_worker_mirrored import MultiWorkerMirrored
 
 
 _CHAINED_BYTES = 2**31
@@ -25,7 +26,7 @@ takes longer than MPI takes to reduce a MiB. All but the first are in place, lik
 
 
 class HorovodTensorFlow:
-    """Collectives of Horovod's global process set."""
+    """Collectives of Horovod's global process set, with the threads of a trainer's rank."""
 
     def __init__(self) -> None:
         strategy = Horovod(find_placement(), StrategyConfig())
@@ -69,3 +70,33 @@ def _compiled(array: np.ndarray, call: Callable[[tf.Tensor], Any]) -> Operation:
     """Return the operation of a call, in a graph that is traced at its first run."""
     buffer, compiled = tf.constant(array), tf.function(call)
     return returning(lambda: compiled(buffer))
+
+
+class TfDistribute:
+    """Collectives in a replica context, which has only two, initialised as by the multi-worker-mirrored strategy."""
+
+    def __init__(self) -> None:
+        strategy = MultiWorkerMirrored(find_placement(), StrategyConfig())
+        strategy.init()
+        strategy.pin_device()
+        self._tf_strategy = strategy.strategy
+        self.rank, self.size = strategy.collectives.rank, strategy.collectives.world_size
+
+    def all_reduce(self, array: np.ndarray) -> Operation:
+        return self._compiled(array, lambda context, buffer: context.all_reduce(tf.distribute.ReduceOp.SUM, buffer))
+
+    def all_gather(self, array: np.ndarray) -> Operation:
+        return self._compiled(array, lambda context, buffer: context.all_gather(buffer, axis=0))
+
+    def _compiled(self, array: np.ndarray, call: Callable) -> Operation:
+        buffer = tf.constant(array)
+
+        def on_device(value: tf.Tensor) -> tf.Tensor:
+            # TensorFlow asks a value for its device, and only values made in the replica have one.
+            return call(tf.distribute.get_replica_context(), tf.identity(value))
+
+        @tf.function
+        def compiled(value: tf.Tensor) -> tf.Tensor:
+            return self._tf_strategy.run(on_device, (value,))
+
+        return returning(lambda: compiled(buffer))
