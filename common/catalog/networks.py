@@ -44,7 +44,7 @@ class ModelEntry:
 
 _MNIST = {"benchmark_image": (28, 28, 1), "benchmark_classes": 10, "deep": False}
 _CIFAR = {"benchmark_image": (32, 32, 3), "benchmark_classes": 10}
-_CIFAR_RESNET = {"module": "cifar_resnet", "num_features": 64, "max_stages": 6, **_CIFAR}
+_CIFAR_RESNET = {"module": "resnet", "num_features": 64, "max_stages": 6, **_CIFAR}
 
 MODELS = {
     "mlp": ModelEntry(module="small", num_features=128, max_stages=3, **_MNIST),
@@ -55,7 +55,7 @@ MODELS = {
     "resnet44": ModelEntry(**_CIFAR_RESNET),
     "resnet56": ModelEntry(**_CIFAR_RESNET),
     "resnet110": ModelEntry(**_CIFAR_RESNET),
-    "wide-resnet": ModelEntry(module="wide_resnet", num_features=64, max_stages=6, **_CIFAR),
+    "wide-resnet": ModelEntry(module="resnet", num_features=64, max_stages=6, **_CIFAR),
     "vgg16": ModelEntry(module="vgg", num_features=4096, max_stages=2, smallest_image=32),
     "vit-tiny": ModelEntry(module="vision_transformer", num_features=192, max_stages=1, patch_size=16),
     "vit-small-images": ModelEntry(

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context
 from allstep.common.base.random_state import seeded
 from allstep.tensorflow.compat import global_seed_generator
 from allstep.tensorflow.models import build_model
-from allstep.tensorflow.networks import cifar_resnet
+from allstep.tensorflow.networks import resnet
 from allstep.tensorflow.recompute import RecomputedBlocks, forward_of
 
 
@@ -39,7 +39,7 @@ def users() -> keras.Model:
 
 
 NETWORKS = {
-    "resnet14": lambda: cifar_resnet.build("resnet14", (16, 16, 1), 10),
+    "resnet14": lambda: resnet.build("resnet14", (16, 16, 1), 10),
     "wide-resnet": lambda: build_model("wide-resnet", (16, 16, 1), 10, depth=10, width=1),
     "vit-small-images": lambda: build_model("vit-small-images", (16, 16, 1), 10),
     "cnn": lambda: build_model("cnn", (8, 8, 1), 10),
