@@ -1,9 +1,10 @@
-"""Beginning of a run: at its start, or with the state of a checkpoint or a commit; files of an earlier one."""
+"""Beginning of a run: at its start, or from a checkpoint or a commit; its trace, and files of an earlier run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,14 @@ from allstep.common.checkpoint import TrainState
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint, trace
 from allstep.common.files.disk import unused
+from allstep.common.launch.variables import read_num_threads
 from allstep.common.recipe.progress import Progress
 from allstep.common.recipe.schedule import Schedule, make_schedule
 from allstep.common.reporting.base import output_dir_errors
 from allstep.common.training import resuming, saving
 from allstep.common.training.description import Description
 from allstep.common.training.opening import check_batch_memory
-from allstep.common.training.worker import Worker
+from allstep.common.training.worker import StepTrace, Worker
 
 if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
@@ -103,3 +105,32 @@ def set_aside(directory: Path) -> None:
             for path in left:
                 path.rename(aside / path.name)
         warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
+
+
+def start_trace(run: TrainingRun, device: str) -> StepTrace:
+    """Have the steps of `run` on this rank's `device` recorded in its output directory, until the result is closed."""
+    worker, placement, config = run.worker, run.placement, run.config
+    directory = config.output.output_dir
+    assert directory is not None  # `validate` asks for one
+    worker.collectives.barrier()  # rank 0 has moved an earlier run out of the way
+
+    def open_recorder(activations: Sequence[str], parameters: Sequence[str]) -> trace.Recorder:
+        header = trace.Header(
+            rank=placement.rank,
+            world_size=placement.world_size,
+            local_size=placement.local_size,
+            framework=worker.framework,
+            launcher=placement.launcher,
+            host=platform.node(),
+            processor=environment_fingerprint.processor(),
+            device=device,
+            num_threads=read_num_threads(os.environ),
+            versions={"python": platform.python_version(), **worker.versions()},
+            config=config.flat(),
+            slices=config.parallel.num_slices,
+            activations=tuple(activations),
+            parameters=tuple(parameters),
+        )
+        return trace.Recorder(directory / trace.FOLDER, header, run.progress.step)
+
+    return worker.trace(open_recorder)

@@ -32,13 +32,13 @@ from allstep.common.recipe.schedule import Schedule
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import write_whole
 from allstep.common.training import beginning, engine, saving
+from allstep.common.training.beginning import start_trace
 from allstep.common.training.description import Description, describe
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.hooks import Check, Hook
 from allstep.common.training.metrics import Evaluation, Metrics, Stopped, build_metrics, evaluate
 from allstep.common.training.same_on_ranks import digests_of
 from allstep.common.training.strategy import BaseStrategy
-from allstep.common.training.tracing import start_trace
 from allstep.common.training.worker import Worker
 from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
 

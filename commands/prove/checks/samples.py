@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.checks.weights import rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.rank import Rank
+from allstep.commands.prove.rank import MOST, Rank
 from allstep.commands.prove.records import Forward, Loop, LoopEnd, Step, Yielded
 from allstep.commands.prove.runs import Run, Runs
 

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.phases import MOST
-from allstep.commands.prove.rank import Rank
+from allstep.commands.prove.rank import MOST, Rank
 from allstep.commands.prove.records import Batch, Held, Loop, LoopEnd, Restored, Yielded
 from allstep.commands.prove.runs import Run, Runs
 
