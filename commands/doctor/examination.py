@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.commands.doctor import all_reduce, disk, frameworks, gpus, launchers, machine, network
+from allstep.commands.doctor import all_reduce, frameworks, gpus, launchers, machine, network
 from allstep.commands.doctor.agent import Address, Connected, Question
 from allstep.commands.doctor.conversation import Agent, Clock, NoAnswer, is_this_host
 from allstep.commands.doctor.facts import Facts
@@ -87,7 +87,7 @@ def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
         findings += frameworks.check(facts.frameworks) if facts.frameworks else []
         findings += gpus.check(facts.gpus, facts.frameworks)
         findings += machine.check(facts.machine, num_ranks, len(facts.gpus.names))
-    findings += disk.check(facts.disk)
+    findings += machine.check_folders(facts.disk)
     if not is_here:
         findings += check_software(facts.software, here.facts.software, here.agent.host)
         findings.append(check_clock(visit.clock, here.agent.host))

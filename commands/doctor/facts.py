@@ -4,8 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.doctor import disk, frameworks, gpus, launchers, machine, network, software
+from allstep.commands.doctor import frameworks, gpus, launchers, machine, network, software
 from allstep.commands.doctor.finding import Finding, ok, warning
+from allstep.commands.doctor.machine import Folder
 from allstep.commands.horovod.prerequisites import check_compiler, compiler_version
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import default_data_dir
@@ -19,7 +20,7 @@ class Facts:
     launchers: launchers.Launchers
     gpus: gpus.Gpus
     machine: machine.Machine
-    disk: tuple[disk.Folder, ...]
+    disk: tuple[Folder, ...]
     interfaces: tuple[network.Interface, ...]
     software: software.Software
     frameworks: frameworks.Frameworks | None
@@ -39,7 +40,7 @@ def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> 
             launchers=launchers.read(),
             gpus=gpus.read(),
             machine=machine.read(),
-            disk=disk.read(folder),
+            disk=machine.read_folders(folder),
             interfaces=network.read(),
             software=software.read(folder, data=with_data),
             frameworks=reports.result() if reports else None,

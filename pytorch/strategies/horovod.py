@@ -11,7 +11,7 @@ import torch
 from horovod.common.elastic import notification_manager
 
 from allstep.common.base.collectives import as_bytes
-from allstep.common.training.horovod_ranks import HorovodRanks
+from allstep.common.training.strategy import HorovodRanks
 from allstep.pytorch.strategies.horovod_reduction import AdasumOfUpdates, Bf16Sums, Sums
 from allstep.pytorch.strategies.ordered_sum import Wait
 from allstep.pytorch.strategies.reduction import Reduction

@@ -11,7 +11,7 @@ import tensorflow as tf
 from horovod.common.elastic import notification_manager
 from horovod.tensorflow import allreduce
 
-from allstep.common.training.horovod_ranks import HorovodRanks
+from allstep.common.training.strategy import HorovodRanks
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.horovod_reduction import Bf16Sums, Sums

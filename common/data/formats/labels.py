@@ -2,16 +2,20 @@
 
 Class numbers, names of classes and one-hot rows of any type become class numbers. Floating-point targets may be either
 classes or numbers: their values decide, a line on stderr says so, and --task decides otherwise.
+Map-style data sets may hold labels and names of classes as attributes, which are then known without reading samples.
 """
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import NUMBERS
 from allstep.common.data.datasets.base import Task
+from allstep.common.data.formats.arrays import plain
 from allstep.common.data.passed_over import tell
 
 MAX_NAME_CHARACTERS = 200
@@ -171,3 +175,69 @@ def _no_classes(where: str, received: str) -> UserError:
         f"expected classes as the targets of {where} (whole numbers, names or one-hot rows), received {received}; "
         "correct that, or give --task regression"
     )
+
+
+def labels_of(samples: Any, target: str | None = None) -> np.ndarray | None:
+    """Return the labels of all samples, without reading these; None if the data set does not hold them.
+
+    `target` is the column of the labels in Hugging Face's data sets; others hold them as torchvision's do.
+    """
+    kind = torch_wrapper(samples)
+    if kind == "TensorDataset":
+        labels = plain(samples.tensors[-1])
+    elif kind == "Subset":
+        whole = labels_of(samples.dataset, target)
+        labels = None if whole is None else whole[np.asarray(samples.indices, np.int64)]
+    elif kind == "ConcatDataset":
+        parts = [labels_of(part, target) for part in samples.datasets]
+        known = [part for part in parts if part is not None]
+        labels = np.concatenate(known) if len(known) == len(parts) else None
+    elif target in _hf_features(samples):
+        labels = samples.with_format("numpy", columns=[target])[:][target]
+    else:
+        labels = plain(getattr(samples, "targets", None))
+    if labels is None or getattr(samples, "target_transform", None) is not None:
+        return None
+    try:
+        array = np.asarray(labels)
+        array = np.asarray(array.tolist()) if array.dtype == object else array
+    except ValueError:  # lists of different lengths
+        return None
+    if array.size != len(samples) or array.dtype.kind not in "iubU":
+        return None
+    return array.reshape(-1) if array.dtype.kind == "U" else array.reshape(-1).astype(np.int64)
+
+
+def class_names_of(samples: Any, target: str | None = None) -> tuple[str, ...]:
+    """Return the names of the classes that a data set, or the one of which it is a part, holds; else none."""
+    kind = torch_wrapper(samples)
+    if kind == "Subset":
+        return class_names_of(samples.dataset, target)
+    if kind == "ConcatDataset":
+        names = {class_names_of(part, target) for part in samples.datasets}
+        return names.pop() if len(names) == 1 else ()
+    classes = getattr(_hf_features(samples).get(target), "names", None) or getattr(samples, "classes", None)
+    return names_in(classes)
+
+
+def names_in(classes: Any) -> tuple[str, ...]:
+    """Return the names in a collection of them; none if it is something else."""
+    return tuple(map(str, classes)) if hasattr(classes, "__len__") else ()
+
+
+def number_of(samples: Any, name: str) -> int | None:
+    """Return an attribute if it is a whole number, else None."""
+    try:
+        return operator.index(getattr(samples, name, None))  # pyright: ignore
+    except TypeError:
+        return None
+
+
+def _hf_features(samples: Any) -> Mapping[str | None, Any]:
+    """Return the columns of a Hugging Face data set by name; none for any other."""
+    return getattr(samples, "features", None) or {} if hasattr(samples, "with_format") else {}
+
+
+def torch_wrapper(samples: Any) -> str | None:
+    """Return the name of a class of PyTorch's own; None for a subclass, which may return other samples."""
+    return type(samples).__name__ if type(samples).__module__.startswith("torch.utils.data") else None

@@ -17,7 +17,7 @@ from allstep.common.base.random_state import draws, seeded
 from allstep.common.catalog.user_file import call_often
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.arrays import channels_last, is_tensor, joined, plain
-from allstep.common.data.formats.held_labels import class_names_of, labels_of, number_of
+from allstep.common.data.formats.labels import class_names_of, labels_of, number_of
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.worker_processes import WorkerProcesses
 from allstep.common.launch.placement import apparent_rank

@@ -15,7 +15,7 @@ from allstep.common.catalog.user_file import call, call_often, import_function, 
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split, hold_out
 from allstep.common.data.formats.arrays import array_split, channels_last, inputs_of, is_tensor, plain, targets_of
-from allstep.common.data.formats.held_labels import names_in, number_of, torch_wrapper
+from allstep.common.data.formats.labels import names_in, number_of, torch_wrapper
 from allstep.common.data.formats.map_style import MapStyle, is_map_style
 from allstep.common.data.formats.task_inference import MAX_CLASSES, describe
 

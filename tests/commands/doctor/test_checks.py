@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from allstep.commands.doctor import all_reduce, disk, examination, facts, frameworks, gpus, launchers, machine, network
+from allstep.commands.doctor import all_reduce, examination, facts, frameworks, gpus, launchers, machine, network
 from allstep.commands.doctor.all_reduce import Measurement
 from allstep.commands.doctor.conversation import Clock, why_gone
-from allstep.commands.doctor.disk import Folder
 from allstep.commands.doctor.facts import Facts
 from allstep.commands.doctor.finding import Finding
 from allstep.commands.doctor.frameworks import Frameworks, Installation
 from allstep.commands.doctor.gpus import Gpus
 from allstep.commands.doctor.launchers import Launchers
-from allstep.commands.doctor.machine import Machine
+from allstep.commands.doctor.machine import Folder, Machine
 from allstep.commands.doctor.network import Interface
 from allstep.commands.doctor.software import DataSet, Software
 from allstep.common.files.strict_json import from_json, to_json
@@ -72,7 +71,7 @@ HEALTHY = all_of(
     gpus.check(replace(GPUS, devices=0, names=(), driver=None, links={}), None),
     machine.check(MACHINE, 2, 2),
     machine.check(replace(MACHINE, num_threads="1", cpu_quota=8.0), 8, 0),
-    disk.check((FOLDER,)),
+    machine.check_folders((FOLDER,)),
     network.check({"server1": (SERVER1,), "server2": (SERVER2,)}),
     examination.check_software(SOFTWARE, SOFTWARE, "server1"),
     examination.check_data({"server1": SOFTWARE, "server2": SOFTWARE}),
@@ -179,10 +178,10 @@ def test_what_is_well_needs_no_fix():
         ),
         (machine.check(replace(MACHINE, governors=("powersave",)), 2, 0), "warning", "governor", "powersave"),
         (machine.check(replace(MACHINE, huge_pages="never"), 2, 0), "warning", "huge pages", "never"),
-        (disk.check((replace(FOLDER, free_bytes=0),)), "fault", "disk", "0 B free in /tmp: it is full"),
-        (disk.check((replace(FOLDER, free_bytes=10**9),)), "warning", "disk", "1 GB free in /tmp"),
-        (disk.check((replace(FOLDER, free_files=0),)), "fault", "disk", "no file more fits in /tmp"),
-        (disk.check((replace(FOLDER, writable=False),)), "fault", "disk", "/tmp cannot be written"),
+        (machine.check_folders((replace(FOLDER, free_bytes=0),)), "fault", "disk", "0 B free in /tmp: it is full"),
+        (machine.check_folders((replace(FOLDER, free_bytes=10**9),)), "warning", "disk", "1 GB free in /tmp"),
+        (machine.check_folders((replace(FOLDER, free_files=0),)), "fault", "disk", "no file more fits in /tmp"),
+        (machine.check_folders((replace(FOLDER, writable=False),)), "fault", "disk", "/tmp cannot be written"),
         (network.check({"server1": (SERVER1,), "server2": ()}), "fault", "network", "server2 has no interface"),
         (
             network.check({"server1": (SERVER1,), "server2": (replace(SERVER2, network="10.1.0.0/24"),)}),
