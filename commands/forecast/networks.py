@@ -62,8 +62,50 @@ class Network:
 
 @functools.cache
 def known_networks() -> dict[str, Network]:
-    """Return the networks of networks.yaml, by name."""
-    return {name: _network(name, rows) for name, rows in read_packaged(_FILE)["networks"].items()}
+    """Return the networks of networks.yaml, and ResNets, by name."""
+    found = {name: _resnet(*size) for name, size in _RESNETS.items()}
+    for name, rows in read_packaged(_FILE)["networks"].items():
+        found[name] = []
+        for row in rows:
+            copies = [[f"{row[0]}{number}", *row[1:4]] for number in range(*row[4:])] if row[4:] else [row]
+            found[name] += copies
+    return {name: _network(name, rows) for name, rows in found.items()}
+
+
+_RESNETS: dict[str, tuple[tuple[int, ...], int, int]] = {
+    "resnet18": ((2, 2, 2, 2), 0, 1),
+    "resnet50": ((3, 4, 6, 3), 64, 1),
+    "resnet101": ((3, 4, 23, 3), 64, 1),
+    "resnext50_32x4d": ((3, 4, 6, 3), 128, 32),
+    "resnext101_32x8d": ((3, 4, 23, 3), 256, 32),
+}
+"""Blocks of each stage, width of the first bottlenecks (0 for blocks of two convolutions), and groups of channels."""
+
+
+def _resnet(depths: Sequence[int], inner: int, groups: int) -> list[list[Any]]:
+    """Return the layers of a ResNet on images of 224 x 224 pixels, with torchvision's names, as in networks.yaml."""
+
+    def convolution(name: str, channels: int, width: int, size: int, pixels: int, groups: int = 1) -> list[Any]:
+        weights = channels * width * size**2 // groups
+        return [name, weights + 2 * width, weights * pixels**2, 3]
+
+    rows, channels = [convolution("conv1", 3, 64, 7, 112)], 64
+    for stage, depth in enumerate(depths):
+        pixels, width, out = 56 >> stage, inner << stage, (256 if inner else 64) << stage
+        for index in range(depth):
+            name = f"layer{stage + 1}.{index}"
+            if inner:
+                before = 2 * pixels if stage and not index else pixels
+                rows.append(convolution(f"{name}.conv1", channels, width, 1, before))
+                rows.append(convolution(f"{name}.conv2", width, width, 3, pixels, groups))
+                rows.append(convolution(f"{name}.conv3", width, out, 1, pixels))
+            else:
+                rows.append(convolution(f"{name}.conv1", channels, out, 3, pixels))
+                rows.append(convolution(f"{name}.conv2", out, out, 3, pixels))
+            if channels != out:
+                rows.append(convolution(f"{name}.downsample.0", channels, out, 1, pixels))
+            channels = out
+    return [*rows, ["fc", 1000 * channels + 1000, 1000 * channels, 2]]
 
 
 def read_network(path: Path) -> Network:
