@@ -24,8 +24,7 @@ from allstep.common.training.trial_check import TrialCheck, has_parts
 from allstep.tensorflow.derived_state import derive_again
 from allstep.tensorflow.losses import measure_of
 from allstep.tensorflow.networks.batch_norm import BatchNorm
-from allstep.tensorflow.networks.transformer import Positions
-from allstep.tensorflow.networks.vision_transformer import Tokens
+from allstep.tensorflow.networks.transformers import Positions, Tokens
 from allstep.tensorflow.numerics import check_settings
 
 # Keras' policies by --precision; weights are float32 in all of them.

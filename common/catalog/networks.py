@@ -47,8 +47,8 @@ _CIFAR = {"benchmark_image": (32, 32, 3), "benchmark_classes": 10}
 _CIFAR_RESNET = {"module": "resnet", "num_features": 64, "max_stages": 6, **_CIFAR}
 
 MODELS = {
-    "mlp": ModelEntry(module="small", num_features=128, max_stages=3, **_MNIST),
-    "cnn": ModelEntry(module="small", num_features=128, max_stages=4, smallest_image=6, **_MNIST),
+    "mlp": ModelEntry(module="sequences", num_features=128, max_stages=3, **_MNIST),
+    "cnn": ModelEntry(module="sequences", num_features=128, max_stages=4, smallest_image=6, **_MNIST),
     "resnet18": ModelEntry(module="resnet", num_features=512, max_stages=7),
     "resnet50": ModelEntry(module="resnet", num_features=2048, max_stages=7),
     "resnet32": ModelEntry(**_CIFAR_RESNET),
@@ -56,14 +56,14 @@ MODELS = {
     "resnet56": ModelEntry(**_CIFAR_RESNET),
     "resnet110": ModelEntry(**_CIFAR_RESNET),
     "wide-resnet": ModelEntry(module="resnet", num_features=64, max_stages=6, **_CIFAR),
-    "vgg16": ModelEntry(module="vgg", num_features=4096, max_stages=2, smallest_image=32),
-    "vit-tiny": ModelEntry(module="vision_transformer", num_features=192, max_stages=1, patch_size=16),
+    "vgg16": ModelEntry(module="sequences", num_features=4096, max_stages=2, smallest_image=32),
+    "vit-tiny": ModelEntry(module="transformers", num_features=192, max_stages=1, patch_size=16),
     "vit-small-images": ModelEntry(
-        module="vision_transformer", num_features=64, max_stages=1, patch_size=4,
+        module="transformers", num_features=64, max_stages=1, patch_size=4,
         benchmark_image=(28, 28, 1), benchmark_classes=10,
     ),
-    "text-encoder": ModelEntry(module="transformer", num_features=64, max_stages=1, takes_text=True, deep=False),
-    "text-decoder": ModelEntry(module="transformer", num_features=64, max_stages=1, takes_text=True, deep=False),
+    "text-encoder": ModelEntry(module="transformers", num_features=64, max_stages=1, takes_text=True, deep=False),
+    "text-decoder": ModelEntry(module="transformers", num_features=64, max_stages=1, takes_text=True, deep=False),
 }  # fmt: skip
 """Networks by their names in `--model`."""
 _OTHER = ModelEntry(module="", num_features=0, max_stages=1, **{**_MNIST, "deep": True})
@@ -211,7 +211,7 @@ def build(
     """
     if len(input_shape) == 3:
         check_image_size(name, *input_shape[:2])
-    # Imported on demand: some of these modules import torchvision or timm, which take a second.
+    # Imported on demand, as are torchvision and timm in it, which take a second.
     module = importlib.import_module(f"allstep.{framework}.networks.{MODELS[name].module}")
     size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
     if MODELS[name].takes_text:

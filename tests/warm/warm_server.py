@@ -37,7 +37,7 @@ _MODULES = {
 _PARTS = (
     "train",
     "models",
-    "networks.small",
+    "networks.sequences",
     "numerics",
     "optimizers",
     "strategies.horovod",

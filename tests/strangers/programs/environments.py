@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import allstep.common.training.training_run  # noqa: F401 (so that forks need not import it)
-import allstep.pytorch.networks.small  # noqa: F401
+import allstep.pytorch.networks.sequences  # noqa: F401
 import allstep.pytorch.strategies.strategy  # noqa: F401
 import allstep.pytorch.worker  # noqa: F401
 from allstep.common.process.exit import run_rank

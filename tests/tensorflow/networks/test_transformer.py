@@ -112,7 +112,7 @@ def test_gradient_of_a_bias_is_added_up_over_tokens_first():
     import keras
     import tensorflow as tf
 
-    from allstep.tensorflow.networks.vision_transformer import TokenDense
+    from allstep.tensorflow.networks.transformers import TokenDense
 
     of_a_text = np.random.default_rng(0).normal(size=(59, 1, 64)).astype(np.float32) / 59
     gradient, values = np.repeat(of_a_text, 128, axis=1), tf.zeros((59, 128, 8))

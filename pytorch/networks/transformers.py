@@ -1,7 +1,10 @@
-"""Small transformers for text (Vaswani et al. 2017) with pre-normalisation as in GPT-2 and without dropout;
-`tensorflow/networks/transformer.py` builds the same ones."""
+"""Transformers for images (Dosovitskiy et al. 2021) and for texts (Vaswani et al. 2017).
+
+`tensorflow/networks/transformers.py` builds the same ones.
+"""
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,11 +12,32 @@ from torch.nn.functional import scaled_dot_product_attention
 
 WIDTH, DEPTH, NUM_HEADS = 64, 2, 4
 _EPSILON = 1e-6  # as in the vision transformers
+_SIZES: dict[str, dict[str, Any]] = {
+    "vit-tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "vit-small-images": {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4},
+}
 
 
-def build(name: str, input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int) -> nn.Module:
-    """Build text-encoder, a classifier by the mean over tokens, or text-decoder, which predicts each next token."""
+def build(name: str, input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int = 0) -> nn.Module:
+    """Build vit-tiny or vit-small-images for images, or for texts text-encoder or text-decoder.
+
+    text-encoder classifies by the mean over tokens, text-decoder predicts each next token; both normalise before each
+    part of a block, as GPT-2, and have no dropout.
+    """
+    if not num_tokens:
+        return _vision(name, input_shape, num_classes)
     return Transformer(input_shape[0], num_tokens, num_classes, causal=name == "text-decoder")
+
+
+def _vision(name: str, image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a vision transformer as timm's, without dropout: ViT-Ti/16, or a small one for 28 or 32 pixels a side.
+
+    Its weights have timm's names; the number of positions depends on the size of the images.
+    """
+    from timm.models.vision_transformer import VisionTransformer  # takes a second
+
+    height, width, channels = image_shape
+    return VisionTransformer(img_size=(height, width), in_chans=channels, num_classes=num_classes, **_SIZES[name])
 
 
 class Transformer(nn.Module):
