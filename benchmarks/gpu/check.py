@@ -22,7 +22,7 @@ from pathlib import Path
 from allstep.benchmarks.figures import missing, print_rows, print_table
 from allstep.benchmarks.gpu import exactness, speed
 from allstep.benchmarks.gpu.effort import ON_CPU, ON_GPU, Effort
-from allstep.commands.shared import nvml
+from allstep.commands.shared import machine
 from allstep.commands.shared.jobs import run_jobs, scratch_folder
 from allstep.commands.shared.measure import TookTooLong
 from allstep.commands.shared.records.measured import Figure
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in flags.only:
             print(f"{name:30} {TRIALS[name][0] if name in TRIALS else CHECKS[name].what}")
         return
-    if flags.device == "cuda" and not nvml.num_visible():
+    if flags.device == "cuda" and not machine.num_visible_gpus():
         parser.error("expected a GPU, received a machine that shows none; --device cpu tries whether everything runs")
     effort = ON_GPU if flags.device == "cuda" else ON_CPU
     with scratch_folder("gpu-check") as directory:

@@ -23,7 +23,7 @@ from typing import get_args
 from allstep.commands.compare.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
 from allstep.commands.compare.measuring import Comparison
 from allstep.commands.compare.table import MIN_REPETITIONS, print_tables
-from allstep.commands.shared import nvml
+from allstep.commands.shared import machine
 from allstep.commands.shared.records.files import command
 from allstep.common.base.errors import Fault, warn
 from allstep.common.base.flag_types import (
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if flags.quick:
         vars(flags).update(QUICK)
     if flags.device == "auto":
-        flags.device = "cuda" if nvml.num_visible() else "cpu"
-    if flags.device == "cuda" and not nvml.num_visible():
+        flags.device = "cuda" if machine.num_visible_gpus() else "cpu"
+    if flags.device == "cuda" and not machine.num_visible_gpus():
         parser.error("expected a GPU with --device cuda, received a machine that shows none; give --device cpu")
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
     for model in flags.models:

@@ -14,7 +14,7 @@ from allstep.commands.compare import gate, samples
 from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings, commands, strategy_entry, unavailable
 from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample, Summary, Verdict
 from allstep.commands.compare.table import against, rules
-from allstep.commands.shared import machine, nvml
+from allstep.commands.shared import machine
 from allstep.commands.shared.jobs import Outcome, scratch_folder
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Measured
@@ -54,7 +54,7 @@ class Comparison:
         if earlier := _read(ComparisonResult, directory / SUMMARY):
             self._check_same(earlier)
             self._created = earlier.created
-        num_gpus = nvml.num_visible() if settings.device == "cuda" else None
+        num_gpus = machine.num_visible_gpus() if settings.device == "cuda" else None
         self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe, num_gpus=num_gpus))
         runs = (gate.gate_run(cell, settings) for cell in cells if cell.id not in self._unavailable)
         self._gate_runs = list(dict.fromkeys(filter(None, runs)))

@@ -28,8 +28,7 @@ from allstep.common.base.checkout import trainer
 from allstep.common.base.errors import UserError, quoted
 from allstep.common.base.flag_types import Parser
 from allstep.common.files.disk import read_regular
-from allstep.common.launch.slurm import compress, expand_nodelist, tasks_per_node
-from allstep.common.launch.variables import MAX_PER_HOST
+from allstep.common.launch.variables import MAX_PER_HOST, compress, expand_nodelist, tasks_per_node
 
 MPIJOB_HOSTFILE = Path("/etc/mpi/hostfile")  # where the MPI operator of Kubeflow mounts it
 MAX_BYTES = 2**20

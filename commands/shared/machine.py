@@ -1,8 +1,10 @@
 """The environment of a measurement: versions, commit, processor, load, GPUs, launchers and variables.
 
-What other programs print and kernel files contain is None where there is no such program or file.
+What other programs print and kernel files contain is None where there is no such program or file. Facts about GPUs come
+from NVIDIA's driver and its management library (NVML); there are none without a driver.
 """
 
+import ctypes
 import functools
 import importlib.metadata
 import os
@@ -11,9 +13,10 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from allstep.commands.shared.jobs import environment
 from allstep.common.exact.environment_fingerprint import processor
@@ -159,3 +162,72 @@ def _gpus() -> tuple[dict[str, str], ...]:
 def _launcher(name: str) -> str | None:
     path = shutil.which(name, path=environment()["PATH"])  # the PATH of the launches
     return f"{name} ({path})" if path else None
+
+
+_ADDRESS_LENGTH = 32  # of a GPU's address on the PCI bus, as text
+
+
+def num_visible_gpus() -> int:
+    """Return the number of GPUs that programs see; CUDA_VISIBLE_DEVICES may hide some."""
+    number = ctypes.c_int()
+    try:
+        driver = _driver()
+    except OSError:
+        return 0
+    driver.cuDeviceGetCount(ctypes.byref(number))
+    return number.value
+
+
+def free_gpu_memory() -> tuple[int, ...]:
+    """Return the free bytes on each GPU of this host."""
+    nvml = _library()
+    if nvml is None:
+        return ()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    return tuple(nvml.nvmlDeviceGetMemoryInfo(handle).free for handle in handles)
+
+
+def energy_counter(gpu: int) -> Callable[[], float] | None:
+    """Return a function that returns the joules a GPU has taken since its driver was loaded; None if it counts none.
+
+    `gpu` is its number among those that this process sees, which may not be all of the host's.
+    """
+    nvml = _library()
+    if nvml is None:
+        return None
+    handle = nvml.nvmlDeviceGetHandleByPciBusId(_pci_address(gpu))
+
+    def joules() -> float:
+        return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+
+    try:
+        joules()
+    except nvml.NVMLError:  # GPUs before Volta, and MIG slices, do not count energy
+        return None
+    return joules
+
+
+@functools.cache
+def _library() -> ModuleType | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no usable driver
+        return None
+    return pynvml
+
+
+def _pci_address(gpu: int) -> bytes:
+    """Return the PCI address of a GPU, by which NVML finds the GPU that CUDA numbers `gpu`."""
+    driver, device, address = _driver(), ctypes.c_int(), ctypes.create_string_buffer(_ADDRESS_LENGTH)
+    driver.cuDeviceGet(ctypes.byref(device), gpu)
+    driver.cuDeviceGetPCIBusId(address, len(address), device)
+    return address.value
+
+
+def _driver() -> ctypes.CDLL:
+    """Load the driver itself, which numbers GPUs as CUDA does. Raises OSError if there is none."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)  # if it fails, so do all later calls
+    return driver

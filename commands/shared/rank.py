@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allstep.commands.shared import nvml
+from allstep.commands.shared import machine
 from allstep.commands.shared.records.files import output_file, write_json
 from allstep.commands.shared.records.measured import Block, EpochResult, Measured
 from allstep.common.base.collectives import Collectives
@@ -55,7 +55,7 @@ def energy_counter(session: TrainingRun) -> Callable[[], float]:
     strategy = STRATEGIES[session.worker.framework][session.config.strategy_name]
     takes_many = strategy.one_process and {"num_gpus", "num_devices"} & set(strategy.flags)
     gpu = session.strategy.gpu
-    counter = None if gpu is None or takes_many else nvml.energy_counter(gpu)
+    counter = None if gpu is None or takes_many else machine.energy_counter(gpu)
     return counter or (lambda: math.nan)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.commands.shared import nvml, process_tree
+from allstep.commands.shared import machine, process_tree
 from allstep.commands.shared.jobs import Job, Outcome
 from allstep.common.base.errors import Fault
 
@@ -238,4 +238,4 @@ def _available_memory() -> np.ndarray:
     """Return the free bytes of the host's memory and of each GPU's."""
     import psutil
 
-    return np.array([psutil.virtual_memory().available, *nvml.free_memory()])
+    return np.array([psutil.virtual_memory().available, *machine.free_gpu_memory()])

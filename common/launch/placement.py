@@ -13,8 +13,14 @@ from typing import Any
 
 from allstep.common.base.errors import UserError, quoted
 from allstep.common.base.resources import cpu_quota, usable_cores
-from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
-from allstep.common.launch.variables import MAX_RANKS, read_address, read_num_threads, read_number
+from allstep.common.launch.variables import (
+    MAX_RANKS,
+    expand_nodelist,
+    read_address,
+    read_num_threads,
+    read_number,
+    tasks_per_node,
+)
 
 
 @dataclass(frozen=True)

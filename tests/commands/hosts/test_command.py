@@ -19,7 +19,7 @@ from allstep.commands.hosts.command import (
     given_hosts,
 )
 from allstep.common.base.errors import UserError
-from allstep.common.launch.slurm import compress, expand_nodelist
+from allstep.common.launch.variables import compress, expand_nodelist
 
 TWO = [Host("server1", 4), Host("server2", 4)]
 HOSTILE_NAMES = [

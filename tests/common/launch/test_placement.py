@@ -20,7 +20,7 @@ from allstep.common.launch.placement import (
     threads_per_rank,
 )
 from allstep.common.launch.placement import BY_HAND as STARTED_BY_HAND
-from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
+from allstep.common.launch.variables import expand_nodelist, tasks_per_node
 
 SLURM = {
     "SLURM_STEP_ID": "0",
