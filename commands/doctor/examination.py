@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.commands.doctor import all_reduce, frameworks, gpus, launchers, machine, network
+from allstep.commands.doctor import all_reduce, gpus, launchers, machine, network
 from allstep.commands.doctor.agent import Address, Connected, Question
 from allstep.commands.doctor.conversation import Agent, Clock, NoAnswer, is_this_host
 from allstep.commands.doctor.facts import Facts
 from allstep.commands.doctor.finding import Finding, fault, ok, several, warning
-from allstep.commands.doctor.software import Software
+from allstep.commands.doctor.software import Software, check_frameworks
 from allstep.commands.hosts.command import Host
 from allstep.common.base.progress_bar import ProgressBar
 
@@ -84,7 +84,7 @@ def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
         findings += launchers.check_path(facts.launchers)
     if num_ranks:
         findings.append(facts.toolchain)
-        findings += frameworks.check(facts.frameworks) if facts.frameworks else []
+        findings += check_frameworks(facts.frameworks) if facts.frameworks else []
         findings += gpus.check(facts.gpus, facts.frameworks)
         findings += machine.check(facts.machine, num_ranks, len(facts.gpus.names))
     findings += machine.check_folders(facts.disk)

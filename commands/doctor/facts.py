@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.commands.doctor import frameworks, gpus, launchers, machine, network, software
+from allstep.commands.doctor import gpus, launchers, machine, network, software
 from allstep.commands.doctor.finding import Finding, ok, warning
 from allstep.commands.doctor.machine import Folder
+from allstep.commands.doctor.software import Frameworks
 from allstep.commands.horovod.prerequisites import check_compiler, compiler_version
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import default_data_dir
@@ -23,7 +24,7 @@ class Facts:
     disk: tuple[Folder, ...]
     interfaces: tuple[network.Interface, ...]
     software: software.Software
-    frameworks: frameworks.Frameworks | None
+    frameworks: Frameworks | None
     """None if frameworks were skipped."""
 
 
@@ -34,7 +35,7 @@ def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> 
     """
     folder = data_dir or default_data_dir()
     with ThreadPoolExecutor() as pool:
-        reports = pool.submit(frameworks.read) if with_frameworks else None
+        reports = pool.submit(software.read_frameworks) if with_frameworks else None
         return Facts(
             toolchain=check_toolchain(),
             launchers=launchers.read(),

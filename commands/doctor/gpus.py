@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, several, warning
-from allstep.commands.doctor.frameworks import Frameworks, Installation
+from allstep.commands.doctor.software import Frameworks, Installation
 from allstep.commands.shared.machine import run_output
 from allstep.common.base.checkout import setup_command
 from allstep.common.catalog.strategies import TITLES

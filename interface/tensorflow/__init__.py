@@ -10,11 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "check_replicas", "shard", "watch"]
 
-_MODULES = {"Session": "session"}
-
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(imported(f"{__name__}.{_MODULES.get(name, 'user_loop')}"), name)
+    return getattr(imported(f"{__name__}.{'session' if name == 'Session' else 'user_loop'}"), name)

@@ -11,8 +11,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from allstep.commands.prove.observer.importing import hook_modules
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
+from allstep.commands.prove.observer.start import hook_modules
 from allstep.commands.prove.records import Read, Write
 
 _WRITING = os.O_WRONLY | os.O_RDWR

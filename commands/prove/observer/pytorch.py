@@ -6,10 +6,10 @@ import sys
 import torch
 
 from allstep.commands.prove.observer import pytorch_collectives, pytorch_data, pytorch_models, pytorch_optimizers
-from allstep.commands.prove.observer.importing import hook_modules
 from allstep.commands.prove.observer.observer import Observer
 from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
 from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
+from allstep.commands.prove.observer.start import hook_modules
 from allstep.common.launch.placement import apparent_rank
 
 

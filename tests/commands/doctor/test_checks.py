@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from allstep.commands.doctor import all_reduce, examination, facts, frameworks, gpus, launchers, machine, network
+from allstep.commands.doctor import all_reduce, examination, facts, gpus, launchers, machine, network, software
 from allstep.commands.doctor.all_reduce import Measurement
 from allstep.commands.doctor.conversation import Clock, why_gone
 from allstep.commands.doctor.facts import Facts
 from allstep.commands.doctor.finding import Finding
-from allstep.commands.doctor.frameworks import Frameworks, Installation
 from allstep.commands.doctor.gpus import Gpus
 from allstep.commands.doctor.launchers import Launchers
 from allstep.commands.doctor.machine import Folder, Machine
 from allstep.commands.doctor.network import Interface
-from allstep.commands.doctor.software import DataSet, Software
+from allstep.commands.doctor.software import DataSet, Frameworks, Installation, Software
 from allstep.common.files.strict_json import from_json, to_json
 from allstep.common.launch.versions import HorovodBuild
 
@@ -66,7 +65,7 @@ def all_of(*findings: Finding | list[Finding]) -> list[Finding]:
 HEALTHY = all_of(
     launchers.check(LAUNCHERS),
     launchers.check_path(LAUNCHERS),
-    frameworks.check(FRAMEWORKS),
+    software.check_frameworks(FRAMEWORKS),
     gpus.check(GPUS, FRAMEWORKS),
     gpus.check(replace(GPUS, devices=0, names=(), driver=None, links={}), None),
     machine.check(MACHINE, 2, 2),
@@ -114,33 +113,35 @@ def test_what_is_well_needs_no_fix():
             "/usr/bin/mpirun",
         ),
         (launchers.check_path(replace(LAUNCHERS, first_on_path=None)), "warning", "PATH", "no mpirun"),
-        (frameworks.check(frameworks_with(horovod=None)), "warning", "horovod", "not installed"),
+        (software.check_frameworks(frameworks_with(horovod=None)), "warning", "horovod", "not installed"),
         (
-            frameworks.check(pytorch_with(version="2.13.0")),
+            software.check_frameworks(pytorch_with(version="2.13.0")),
             "fault",
             "pytorch",
             "PyTorch 2.13.0, but Horovod was built for 2.14.1+cu130",
         ),
         (
-            frameworks.check(frameworks_with(horovod=HorovodBuild({"pytorch": "2.14.1+cu130"}, ("MPI", "NCCL")))),
+            software.check_frameworks(
+                frameworks_with(horovod=HorovodBuild({"pytorch": "2.14.1+cu130"}, ("MPI", "NCCL")))
+            ),
             "fault",
             "tensorflow",
             "Horovod was built without it",
         ),
         (
-            frameworks.check(frameworks_with(horovod=replace(FRAMEWORKS.horovod, features=("MPI", "Gloo")))),
+            software.check_frameworks(frameworks_with(horovod=replace(FRAMEWORKS.horovod, features=("MPI", "Gloo")))),
             "warning",
             "horovod",
             "without NCCL for the GPUs",
         ),
         (
-            frameworks.check(pytorch_with(horovod_error="ImportError: undefined symbol")),
+            software.check_frameworks(pytorch_with(horovod_error="ImportError: undefined symbol")),
             "fault",
             "pytorch",
             "undefined symbol",
         ),
         (
-            frameworks.check(
+            software.check_frameworks(
                 replace(FRAMEWORKS, installed={}, errors=dict.fromkeys(FRAMEWORKS.installed, "no libc10"))
             ),
             "fault",

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from allstep.commands.prove.observer import files, importing
+from allstep.commands.prove.observer import files, start
 from allstep.commands.prove.observer.guarding import Guard
 from allstep.commands.prove.observer.observer import Observer, Settings
 
@@ -48,7 +48,7 @@ class FaultyGuard(Guard):
 
 observer = Observer(Settings(FOLDER, __file__, 100), FaultyGuard)
 files.install(observer)
-importing.install(observer)
+start.hook_libraries(observer)
 
 import horovod.torch as hvd  # noqa: E402
 import torch  # noqa: E402
