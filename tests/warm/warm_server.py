@@ -41,7 +41,7 @@ _PARTS = (
     "numerics",
     "optimizers",
     "strategies.horovod",
-    "strategies.single",
+    "strategies.strategy",
     "worker",
 )
 _SHARED = ("numpy.random", "safetensors.numpy", "yaml", *(f"allstep.common.{name}" for name in (
