@@ -50,7 +50,7 @@ def test_the_default_faults_in_every_step():
     assert faults("default") > 9 * PAGES_A_STEP
 
 
-@pytest.mark.parametrize("strategy", ["pytorch.strategies.single", "tensorflow.strategies.single"])
+@pytest.mark.parametrize("strategy", ["pytorch.strategies.strategy", "tensorflow.strategies.strategy"])
 def test_a_rank_uses_freed_memory_again(strategy):
     assert faults(f"allstep.{strategy}:Single") < 2 * PAGES_A_STEP
 
