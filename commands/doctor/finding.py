@@ -49,7 +49,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def several(words: list[str], maximum: int = 3) -> str:
+def several(words: list[str]) -> str:
     """Join the first words of a list, and append how many more there are."""
-    more = len(words) - maximum
-    return ", ".join(words[:maximum]) + (f" and {more} more" if more > 0 else "")
+    more = len(words) - 3
+    return ", ".join(words[:3]) + (f" and {more} more" if more > 0 else "")

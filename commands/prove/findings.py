@@ -23,10 +23,10 @@ class Finding:
         return f"{self.name}{where}: {self.what}\n  evidence: {self.evidence}\n  mend: {self.mend}"
 
 
-def listed(names: Collection[object], *, maximum: int = 4) -> str:
+def listed(names: Collection[object]) -> str:
     """Return the first names in a line, and how many more there are."""
-    first = ", ".join(map(str, list(names)[:maximum]))
-    return f"{first} and {len(names) - maximum} more" if len(names) > maximum else first
+    first = ", ".join(map(str, list(names)[:4]))
+    return f"{first} and {len(names) - 4} more" if len(names) > 4 else first
 
 
 def ranks(numbers: Collection[int]) -> str:

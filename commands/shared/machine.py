@@ -22,13 +22,15 @@ from allstep.commands.shared.jobs import environment
 from allstep.common.exact.environment_fingerprint import processor
 
 
-def run_output(*command: str, given: str = "", seconds: float = 10) -> str | None:
+def run_output(*command: str, seconds: float = 10) -> str | None:
     """Return the output of a command; None if the command does not exist, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
     environ = {**os.environ, "LC_ALL": "C"}
     try:
-        result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environ)
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, env=environ
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
