@@ -1,10 +1,7 @@
-"""Draw docs/tutorial/all-reduce.svg, one step on two ranks: `python docs/figures/all_reduce.py`."""
-
-from pathlib import Path
+"""One step on two ranks, for docs/tutorial/all-reduce.svg."""
 
 from drawing import arrow, box, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "tutorial" / "all-reduce.svg"
 COLUMNS = (("its 32 samples", 90), ("its gradient", 260), ("the average", 460), ("equal weights", 630))
 BOX_WIDTH, BOX_HEIGHT = 130, 40
 
@@ -29,7 +26,3 @@ def between(start: tuple[int, int], end: tuple[int, int]) -> str:
     """Return an arrow from the right side of one box to the left side of another."""
     half = BOX_WIDTH // 2
     return arrow((start[0] + half + 2, start[1]), (end[0] - half - 6, end[1]))
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())

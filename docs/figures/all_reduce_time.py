@@ -1,11 +1,9 @@
-"""Draw docs/explanation/all-reduce-time.svg, the cost model's times: `python docs/figures/all_reduce_time.py`."""
+"""The cost model's times, for docs/explanation/all-reduce-time.svg."""
 
 import math
-from pathlib import Path
 
 from drawing import axes, curve, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "explanation" / "all-reduce-time.svg"
 LATENCY, BANDWIDTH = 20e-6, 1.25e9  # seconds and bytes a second: TCP over a link of 10 Gbit/s
 NUM_RANKS = 64
 SIZES = [2**power for power in range(10, 31)]
@@ -41,7 +39,3 @@ def figure() -> str:
         parts.append(curve([place(size, seconds(size)) for size in SIZES], colour, dash=dash))
         parts.append(text(name, left + 30, top + 20 + 22 * number, anchor="start", colour=colour))
     return page(parts, 600, 310)
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())

@@ -1,10 +1,7 @@
-"""Draw docs/explanation/asynchronous.svg, steps with and without waiting: `python docs/figures/asynchronous.py`."""
-
-from pathlib import Path
+"""Steps with and without waiting, for docs/explanation/asynchronous.svg."""
 
 from drawing import box, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "explanation" / "asynchronous.svg"
 COMPUTE = ((5, 5, 5, 5), (5, 9, 5, 5), (6, 5, 5, 6))
 """Seconds of each step of each rank; rank 1 is slow once."""
 EXCHANGE = 1.0
@@ -48,7 +45,3 @@ def figure() -> str:
                 parts.append(box(LEFT + start * SCALE, y, (end - start) * SCALE, 24, "var(--c0)", fill=0.25))
                 parts.append(text(str(step + 1), LEFT + (start + end) / 2 * SCALE, y + 17, size=12))
     return page(parts, LEFT + 32 * SCALE, 290)
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())

@@ -1,11 +1,9 @@
-"""Draw docs/explanation/noise-scale.svg, steps and samples by batch size: `python docs/figures/noise_scale.py`."""
+"""Steps and samples by batch size, for docs/explanation/noise-scale.svg."""
 
 import math
-from pathlib import Path
 
 from drawing import axes, curve, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "explanation" / "noise-scale.svg"
 FRAME = (90, 20, 480, 220)
 LOW, HIGH, MAX = -4, 4, 17  # powers of two of the batch over the noise scale; largest cost that is shown
 
@@ -43,7 +41,3 @@ def figure() -> str:
         x, y = place(at, cost(at))
         parts.append(text(name, x + (40 if name == "steps" else -48), y, colour=colour))
     return page(parts, 600, 290)
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())

@@ -1,10 +1,7 @@
-"""Draw docs/explanation/pipeline.svg, a step of a pipeline of four stages: `python docs/figures/pipeline.py`."""
-
-from pathlib import Path
+"""A step of a pipeline of four stages, for docs/explanation/pipeline.svg."""
 
 from drawing import box, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "explanation" / "pipeline.svg"
 NUM_STAGES, NUM_BATCHES = 4, 6
 CELL, LEFT, TOP, ROW = 30, 80, 40, 32
 
@@ -33,7 +30,3 @@ def figure() -> str:
             parts.append(box(LEFT + time * CELL, y, CELL - 3, 25, colour, fill=0.25))
             parts.append(text(str(batch + 1), LEFT + time * CELL + (CELL - 3) / 2, y + 18, size=12))
     return page(parts, LEFT + 2 * (NUM_BATCHES + NUM_STAGES - 1) * CELL + 10, TOP + NUM_STAGES * ROW + 5)
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())

@@ -1,10 +1,7 @@
-"""Draw docs/explanation/ring.svg, a ring all-reduce of four ranks: `python docs/figures/ring.py`."""
-
-from pathlib import Path
+"""A ring all-reduce of four ranks, for docs/explanation/ring.svg."""
 
 from drawing import box, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "explanation" / "ring.svg"
 NUM_RANKS = 4
 CELL, GAP, LEFT, TOP = 22, 30, 70, 60
 COLOURS = ("var(--c0)", "var(--c1)", "var(--c2)", "var(--faint)")
@@ -46,7 +43,3 @@ def figure() -> str:
         parts.append(text(f"rank {rank}", 8, TOP + rank * (CELL + 12) + 16, anchor="start"))
         parts.append(text(f"rank {rank}", LEFT + 38, TOP + height + rank * (CELL + 12) + 16, anchor="start"))
     return page(parts, LEFT + NUM_RANKS * width, 2 * height)
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())

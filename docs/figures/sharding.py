@@ -1,10 +1,7 @@
-"""Draw docs/explanation/sharding.svg, memory of a rank by what is sharded: `python docs/figures/sharding.py`."""
-
-from pathlib import Path
+"""Memory of a rank by what is sharded, for docs/explanation/sharding.svg."""
 
 from drawing import box, page, text
 
-FILE = Path(__file__).resolve().parents[1] / "explanation" / "sharding.svg"
 NUM_RANKS = 8
 PARTS = (("weights", 4, "var(--c0)"), ("gradients", 4, "var(--c1)"), ("Adam's two slots", 8, "var(--c2)"))
 """Bytes of a parameter in float32."""
@@ -32,7 +29,3 @@ def figure() -> str:
             x += size * SCALE
         parts.append(text(f"{sum(bytes_of(sharded)):g} bytes", x + 8, y + 19, anchor="start"))
     return page(parts, LEFT + 16 * SCALE + 100, TOP + len(ROWS) * ROW)
-
-
-if __name__ == "__main__":
-    FILE.write_text(figure())
