@@ -30,8 +30,12 @@ def build(path: Path):
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Fresh copies of the programs' folders, with argument lists and a module that only allstep's process has."""
+    """Fresh copies of the programs' folders; of `first` a second one, whose modules have other values."""
     shutil.copytree(PROGRAMS, tmp_path, dirs_exist_ok=True)
+    for path in (tmp_path / "first").rglob("*.py"):
+        other = tmp_path / "second" / path.relative_to(tmp_path / "first")
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_text(path.read_text().replace('"first', '"second'))
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setattr(builtins, "__import__", builtins.__import__)
     monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])

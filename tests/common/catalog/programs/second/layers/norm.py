@@ -1,3 +1,0 @@
-"""Module in a folder without __init__.py."""
-
-NAME = "second, in a folder"

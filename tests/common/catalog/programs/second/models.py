@@ -1,3 +1,0 @@
-"""Module that is imported late."""
-
-NAME = "second, late"

@@ -1,3 +1,0 @@
-"""Helper of the user's files in this folder."""
-
-NAME = "second"
