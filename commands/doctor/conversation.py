@@ -20,7 +20,7 @@ from allstep.common.files.strict_json import Mismatch, from_json, to_json
 
 Answer = TypeVar("Answer")
 
-CONNECT_SECONDS = 10
+SSH_SECONDS = 10
 # The agent imports PyTorch and TensorFlow meanwhile, perhaps from a network file system with a cold cache.
 ANSWER_SECONDS = 120
 _MAX_BYTES = 2**24
@@ -52,7 +52,7 @@ class Agent:
         self.host, self.is_here = host, is_here
         if not is_here:
             there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
-            options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+            options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_SECONDS}")
             command = ["ssh", *options, host, there]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -92,7 +92,7 @@ class Agent:
     def end(self) -> None:
         """Close the agent's input, upon which it exits."""
         try:
-            self._process.communicate(timeout=CONNECT_SECONDS)
+            self._process.communicate(timeout=SSH_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
