@@ -16,6 +16,7 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 1 otherwise.
 """
 
+import argparse
 import dataclasses
 import importlib
 import os
@@ -34,21 +35,17 @@ from allstep.benchmarks.figures import (
     largest_relative_difference,
     median_difference,
     new_output,
-    print_table,
     printed_rates,
     run_handwritten,
-    save,
     seconds_until,
 )
 from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, in_memory, trainer_flags, write
-from allstep.commands.shared.jobs import scratch_folder
+from allstep.benchmarks.runner import QUICK, benchmark, program
 from allstep.commands.shared.measure import interleaved, job, run
 from allstep.commands.shared.rank import open_session
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Figure
 from allstep.commands.shared.records.runs import FILE, read_events
-from allstep.common.base.flag_types import Parser, listed, one_of
-from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.exit import run_rank
 from allstep.common.recipe.weights import initial_weights
@@ -130,7 +127,7 @@ class TrainerBench:
     def check_cost(self) -> Figure:
         """Compare the replica check after an epoch with 100 steps of the same run."""
         checks = new_output(self._directory)
-        [printed] = run(_inside("time_checks", self.framework, checks, *self._flags()))
+        [printed] = run(program("overhead", "time_checks", self.framework, checks, *self._flags(), num_ranks=NUM_RANKS))
         steps = 100 * statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
         _broadcast, _first_step, _first_epoch, *after_epochs = files.read_json(tuple[float, ...], checks)
         check = statistics.median(after_epochs)
@@ -141,8 +138,8 @@ class TrainerBench:
         return run_handwritten(self._directory, lambda output: job(module, output, *self._size(num_epochs)))
 
     def _session(self, num_epochs: int) -> Handwritten:
-        words, size = ("train_session", self.framework), self._size(num_epochs)
-        return run_handwritten(self._directory, lambda output: _inside(*words, output, *size))
+        words, size = ("overhead", "train_session", self.framework), self._size(num_epochs)
+        return run_handwritten(self._directory, lambda output: program(*words, output, *size, num_ranks=NUM_RANKS))
 
     def _size(self, num_epochs: int) -> Sequence[object]:
         return "--epochs", num_epochs, "--num-samples", self.effort.num_samples, "--batch-size", BATCH_SIZE
@@ -152,11 +149,6 @@ class TrainerBench:
     ) -> Sequence[object]:
         flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
         return *flags, "--batch-size", batch_size
-
-
-def _inside(function: str, *arguments: object) -> list[str]:
-    """Return the command that runs a function of this program on all ranks."""
-    return job("allstep.benchmarks.overhead", "--inside", function, *arguments, num_ranks=NUM_RANKS)
 
 
 def train_session(framework: str, *words: str) -> None:
@@ -193,9 +185,12 @@ def time_checks(framework: str, output: str, *words: str) -> None:
         files.write_json(Path(output), seconds)
 
 
-def measure(bench: TrainerBench) -> tuple[list[Figure], object]:
+def measure(framework: str, flags: argparse.Namespace, folder: Path) -> tuple[list[Figure], object]:
     """Return the rows of one framework, and the samples of its rounds."""
-    framework = bench.framework
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"this machine is busy (load {load:.1f}): figures suffer where it has other work", file=sys.stderr)
+    bench = TrainerBench(framework, FULL_OR_QUICK[flags.quick], folder)
     same = bench.loss_differences()
     sides = {
         "ours": bench.throughput,
@@ -217,29 +212,7 @@ def measure(bench: TrainerBench) -> tuple[list[Figure], object]:
     return rows, {"images_per_second": rates, "startup_seconds": startups}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == ["--inside"]:
-        {one.__name__: one for one in (time_checks, train_session)}[words[1]](*words[2:])
-        return
-    parser = Parser("python -m allstep.benchmarks.overhead", __doc__)
-    add = parser.add_argument
-    add("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    add("--output", type=files.output_file, default="runs/overhead.json", help="where samples are kept")
-    add("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
-    flags = parser.parse_args(words)
-    if (load := os.getloadavg()[0]) > 0.5:
-        print(f"this machine is busy (load {load:.1f}): figures suffer where it has other work", file=sys.stderr)
-    rows, samples = list[Figure](), {}
-    with scratch_folder("overhead") as folder:
-        for framework in flags.frameworks:
-            found, samples[framework] = measure(TrainerBench(framework, FULL_OR_QUICK[flags.quick], folder))
-            rows += found
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
-
+main = benchmark("overhead", __doc__, measure, flags=QUICK, programs=(time_checks, train_session))
 
 if __name__ == "__main__":
     run_rank(main)

@@ -139,6 +139,9 @@ COMMANDS = {
 }
 
 BENCHMARKS = {
+    "benchmarks.observing --rounds 0": ("--rounds to be at least 1", "0"),
+    f"benchmarks.observing --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    "benchmarks.observing --rounds many": ("--rounds to be a whole number", "many"),
     "benchmarks.overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
     "benchmarks.overhead --frameworks pytorch,jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
     "benchmarks.overhead --frameworks pytorch tensorflow": ("flags and their values", "tensorflow"),
@@ -159,10 +162,7 @@ def test_calls(command, tmp_path, monkeypatch, capfd):
     check_call(Mistake(command, *PROGRAMS[command]), tmp_path, monkeypatch, capfd)
 
 
-def test_processes(tmp_path):
-    command = f"{sys.executable} -m allstep.commands.cli collectives --rounds 0"
+@pytest.mark.parametrize("program", ["commands.cli collectives", "benchmarks.observing"])
+def test_processes(program, tmp_path):
+    command = f"{sys.executable} -m allstep.{program} --rounds 0"
     check(Mistake(command, "--rounds to be at least 1", "0"), tmp_path)
-
-
-def test_benchmark_process(tmp_path):
-    check(Mistake(f"{sys.executable} -m allstep.benchmarks.overhead --quik", "a flag of", "--quik"), tmp_path)
