@@ -34,6 +34,18 @@ def test_compressed_archives_beside_plain_ones(tmp_path, capfd):
         opened(f"webdataset:{tmp_path}", tmp_path / "cache", input_fields=("x.npy",))
 
 
+def test_labels_in_json_and_fields_that_are_left_out(tmp_path, capfd):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(12):
+            about = {"image": "a.png", "label": number % 3, "url": None}
+            add(tar, f"{number:02}", json=json.dumps(about).encode(), **{"x.npy": npy(NUMBERS[number])}, txt=b"?")
+    dataset = opened(f"webdataset:{tmp_path}", tmp_path / "cache", input_fields=("x.npy",))
+    inputs, labels = dataset.train.read(np.arange(len(dataset.train)), epoch=0)
+    expected = [int(np.flatnonzero((row == NUMBERS).all(1))[0]) % 3 for row in inputs]
+    np.testing.assert_array_equal(labels, expected)
+    assert dataset.num_classes == 3 and "besides x.npy and label: 12, such as txt\n" in capfd.readouterr().err
+
+
 def test_members_of_archives_that_are_no_samples_are_counted(tmp_path, capfd):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for number in range(12):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from other_data import LABELS, NAMES, NUMBERS, A, B, C, opened, rows_of
+from other_data import LABELS, NAMES, NUMBERS, A, B, C, opened, png, rows_of
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from allstep.common.base.errors import UserError
@@ -70,3 +70,36 @@ def test_whole_numbers_of_several_fields_are_no_tokens(tmp_path):
         dataset = opened(f"{kind}:{tmp_path}", tmp_path / kind, input_fields=("a", "b"))
         inputs, labels = dataset.train.read(np.arange(8), epoch=0)
         np.testing.assert_array_equal(inputs, np.stack([labels, labels], 1).astype(np.float32), strict=True)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf", "npz", "tfrecord"])
+def test_fields_that_are_left_out_are_told(kind, tmp_path, capfd):
+    columns = {"x": NUMBERS[:9, 0].tolist(), "id": [*range(9)], "label": [0, 1, 2] * 3}
+    table, path = pa.table(columns), tmp_path / "a.npz" if kind == "npz" else tmp_path
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    elif kind == "hf":
+        with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+    elif kind == "npz":
+        np.savez(path, **columns)  # pyright: ignore[reportArgumentType]
+    else:
+        kinds = {"x": "float_list", "id": "int64_list", "label": "int64_list"}
+        rows = [{name: (kinds[name], [columns[name][row]]) for name in kinds} for row in range(9)]
+        write_records(tmp_path / "a.tfrecord", rows)
+    opened(f"{kind}:{path}", tmp_path / "cache")
+    assert "passed over fields besides x and label: 1, such as id\n" in capfd.readouterr().err
+    opened(f"{kind}:{path}", tmp_path / "another", input_fields=("x",), target_field="label")
+    assert "besides" not in capfd.readouterr().err
+
+
+def test_images_in_dictionaries(tmp_path):
+    pictures = pa.array([png() for _ in range(3)] * 3)
+    read = []
+    for name, column in (("plain", pictures), ("dictionary", pictures.dictionary_encode())):
+        (tmp_path / name).mkdir()
+        pyarrow.parquet.write_table(pa.table({"image": column, "label": [0, 1, 2] * 3}), tmp_path / name / "a.parquet")
+        dataset = opened(f"parquet:{tmp_path / name}", tmp_path / "cache")
+        read.append(dataset.validation.read(np.arange(len(dataset.validation)), epoch=0))
+    np.testing.assert_array_equal(read[1][0], read[0][0])
+    np.testing.assert_array_equal(read[1][1], read[0][1])

@@ -19,6 +19,7 @@ from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, encoded_splits, prepare_decoding
+from allstep.common.data.passed_over import PassedOver
 from allstep.common.files import strict_json
 from allstep.common.files.disk import Unchanged, check_memory, regular
 
@@ -50,7 +51,9 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     Raises UserError if a file is damaged, a column is missing or has an unsupported type, and as `describe` does.
     """
     parts = (train, f"the training part of {config.dataset}"), (validation, f"the validation part of {config.dataset}")
-    tables = [_open(paths, config, where) for paths, where in parts if paths]
+    passed = PassedOver()
+    tables = [_open(paths, config, where, passed) for paths, where in parts if paths]
+    passed.tell(config.dataset)
     first, last = tables[0], tables[-1]
     scale = None
     if isinstance(first, ArrowImages):
@@ -65,7 +68,7 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     return describe(*splits, where=config.dataset, task=config.task, scale=scale)
 
 
-def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages | ArrowNumbers:
+def _open(paths: Sequence[Path], config: DataConfig, where: str, passed: PassedOver) -> ArrowImages | ArrowNumbers:
     import pyarrow as pa
 
     with arrow_errors(where):
@@ -74,26 +77,26 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         if any(table.schema != tables[0].schema for table in tables):
             check_memory(where, sum(table.nbytes for table in tables))  # int32 beside int64, ..., which are converted
         table = pa.concat_tables(tables, promote_options="permissive")
-        names, target = choose_fields(table.column_names, config, where)
+        names, target = choose_fields(table.column_names, config, where, passed)
         class_names, *others = {_class_names(table.schema, target): 0 for table in tables} or [()]
         if others:
             raise UserError(
                 f"expected the same classes in all files of {where}, received {quote(', '.join(class_names))} and "
                 f"{quote(', '.join(others[0]))}; write them alike"
             )
-        columns = [table.column(name) for name in names]
-        for column in (*columns, table.column(target)):
-            column.validate(full=True)  # the offsets in an untrusted file may point anywhere
+        for name in (*names, target):
+            table.column(name).validate(full=True)  # the offsets in an untrusted file may point anywhere
+        named = [f"{name} of {where}" for name in names]
+        columns = [_plain(table.column(name), one) for name, one in zip(names, named, strict=True)]
         of_target = f"{target} of {where}"
         labels = np.concatenate(_values(_plain(table.column(target), of_target), of_target, text=True))
         targets = targets_of(labels, f"the targets of {where}")
         if len(columns) == 1 and _is_bytes(columns[0].type):
-            images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names, files)
+            images = ArrowImages(columns[0], targets, named[0], class_names, files)
             images.check(skip=config.skip_unreadable)
             images.fields = (*names, target)
             return images
-        named = [(column, f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
-        fields = [_values(_plain(column, where), where) for column, where in named]
+        fields = list(map(_values, columns, named))
     if len(fields) > 1:
         fields = [[joined(list(map(np.concatenate, fields)), where)]]
     numbers = ArrowNumbers(fields[0], targets, where, class_names, files)

@@ -19,6 +19,7 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.formats.arrays import channels_last, is_tensor, joined, plain
 from allstep.common.data.formats.labels import class_names_of, labels_of, number_of
 from allstep.common.data.formats.parts import choose_fields
+from allstep.common.data.passed_over import PassedOver
 from allstep.common.data.worker_processes import WorkerProcesses
 from allstep.common.launch.placement import apparent_rank
 
@@ -125,7 +126,7 @@ class MapStyle:
         """
         with seeded():
             before = draws()
-            sample, target = self._pair(self._read(0), tells=True)
+            sample, target = self._pair(self._read(0))
             is_drawn = draws() != before
         if isinstance(target, tuple) and len({np.asarray(plain(one)).dtype.kind for one in target}) > 1:
             raise UserError(
@@ -192,13 +193,13 @@ class MapStyle:
             return self._fetched(read_all, [index])[0]
         return call_often(self.samples.__getitem__, index, flag=self.where)
 
-    def _pair(self, sample: Any, *, tells: bool = False) -> tuple[Any, Any]:
+    def _pair(self, sample: Any) -> tuple[Any, Any]:
         if hasattr(sample, "_asdict"):  # a named tuple
             sample = sample._asdict()
         elif dataclasses.is_dataclass(sample):
             sample = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
         if isinstance(sample, Mapping):
-            inputs, target = self._found.fields or self._choose_fields(sample, tells=tells)
+            inputs, target = self._found.fields or self._choose_fields(sample)
             values = [self._input(sample[name]) for name in inputs]
             if len(values) > 1:
                 values = joined([np.asarray(value)[None] for value in values], self.where)
@@ -211,16 +212,12 @@ class MapStyle:
             )
         return self._input(sample[0]), plain(sample[1])
 
-    def _choose_fields(self, sample: Mapping[str, Any], *, tells: bool) -> tuple[tuple[str, ...], str]:
-        inputs, target = choose_fields(list(sample), self._config, self.where)
-        others = [name for name in sample if name not in (*inputs, target)]
-        if others and tells and apparent_rank() == 0:
-            note(
-                f"in the samples of {self.where}, {', '.join(inputs)} is the input and {target} the target; "
-                f"left out: {', '.join(map(str, others))}"
-            )
-        self._found = dataclasses.replace(self._found, fields=(inputs, target))
-        return inputs, target
+    def _choose_fields(self, sample: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+        passed = PassedOver()
+        fields = choose_fields(list(sample), self._config, self.where, passed)
+        passed.tell(self.where)
+        self._found = dataclasses.replace(self._found, fields=fields)
+        return fields
 
     def _input(self, value: Any) -> Any:
         if hasattr(value, "getbands"):  # an image of Pillow

@@ -80,15 +80,19 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
             )
     passed = PassedOver()
     train, validation = choose_parts({name: part.values() for name, part in parts.items()}, passed, "arrays", config)
-    passed.tell(config.dataset)
-    return (
-        _split(arrays, parts[train] if train else {}, config, f"the training part of {path}"),
-        _split(arrays, parts[validation], config, f"the part {validation} of {path}") if validation else None,
+    where = f"the training part of {path}", f"the part {validation} of {path}"
+    splits = (
+        _split(arrays, parts[train] if train else {}, config, where[0], passed),
+        _split(arrays, parts[validation], config, where[1], passed) if validation else None,
     )
+    passed.tell(config.dataset)
+    return splits
 
 
-def _split(arrays: np.lib.npyio.NpzFile, keys: dict[str, str], config: DataConfig, where: str) -> ArraySplit:
-    fields, target = choose_fields(keys, config, where)
+def _split(
+    arrays: np.lib.npyio.NpzFile, keys: dict[str, str], config: DataConfig, where: str, passed: PassedOver
+) -> ArraySplit:
+    fields, target = choose_fields(keys, config, where, passed)
     columns = [_array(arrays, keys[field]) for field in fields]
     split = array_split(
         columns[0] if len(columns) == 1 else joined(columns, where), _array(arrays, keys[target]), where

@@ -29,10 +29,15 @@ def prepare(config: DataConfig) -> None:
     Raises UserError if pyarrow is not installed, there are no files, or one is damaged or lacks a column.
     """
     require("pyarrow", "pyarrow", config)
+    import pyarrow.parquet as parquet
+
     passed = PassedOver()
     for paths in find_parts(config, _SUFFIXES, passed, companions=_COMPANIONS):
         for path in paths:
             with arrow_errors(path):
+                if path == paths[0]:
+                    with open(path, "rb", opener=regular) as source:
+                        choose_fields(parquet.read_schema(source).names, config, str(path), passed)
                 derive_once(_target(path, config), functools.partial(_unpack, path, config))
     passed.tell(config.dataset)
 
@@ -57,7 +62,7 @@ def _unpack(path: Path, config: DataConfig, target: Path) -> None:
     import pyarrow.parquet as parquet
 
     with open(path, "rb", opener=regular) as source, parquet.ParquetFile(source) as file:
-        names, label = choose_fields(file.schema_arrow.names, config, str(path))
+        names, label = choose_fields(file.schema_arrow.names, config, str(path), PassedOver())
         columns = list(dict.fromkeys((*names, label)))
         fields = [file.schema_arrow.field(name) for name in columns]
         schema = pa.schema(fields, file.schema_arrow.metadata)

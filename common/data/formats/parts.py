@@ -87,7 +87,7 @@ _INPUT_NAMES = (
     "x", "input", "inputs", "image", "images", "img", "image/encoded", "jpg", "jpeg", "png", "npy", "pixel_values",
     "features", "tokens", "input_ids", *(ending[1:] for ending in IMAGE_ENDINGS),
 )  # fmt: skip
-_TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "image/class/label", "fine_label")
+TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "image/class/label", "fine_label")
 
 
 def find_parts(
@@ -201,13 +201,16 @@ def _any_of(suffixes: Sequence[str]) -> str:
     return " or ".join(f"*{suffix}" for suffix in suffixes)
 
 
-def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tuple[tuple[str, ...], str]:
+def choose_fields(
+    names: Collection[str], config: DataConfig, where: str, passed: PassedOver
+) -> tuple[tuple[str, ...], str]:
     """Return the input fields and the target field, from the flags or by usual names.
 
+    Other fields are counted as passed over, unless the flags name both.
     Raises UserError if a field that the flags name does not exist, or no field has a usual name.
     """
     inputs = config.input_fields or _usual(_INPUT_NAMES, names, "--input-fields", where)
-    target = config.target_field or _usual(_TARGET_NAMES, names, "--target-field", where)[0]
+    target = config.target_field or _usual(TARGET_NAMES, names, "--target-field", where)[0]
     for name in (*inputs, target):
         if name not in names:
             raise UserError(
@@ -216,6 +219,9 @@ def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tup
             )
         if list(names).count(name) > 1:
             raise UserError(f"expected one field {quote(name)} in {where}, received several; rename them")
+    others = [name for name in names if name not in (*inputs, target)]
+    if others and not (config.input_fields and config.target_field):
+        passed.add(f"fields besides {', '.join(inputs)} and {target}", ", ".join(others), len(others))
     return inputs, target
 
 

@@ -126,7 +126,7 @@ def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Locate
                     f"expected a whole record in {where}, received a damaged one: {error}; write the file again"
                 ) from error
             if not offset:  # a record without a value for one of them is refused, whatever else it has
-                names, label = choose_fields(features, config, where)
+                names, label = choose_fields(features, config, where, passed)
                 config = replace(config, input_fields=names, target_field=label)
             value, target = _sample(features, config, where)
             sample = located(offset + _HEADER.size, len(message), value, target, where)
@@ -166,7 +166,7 @@ def _masked_crc(data: bytes) -> int:
 
 def _sample(features: dict[str, bytes | np.ndarray], config: DataConfig, where: str) -> tuple[Any, Any]:
     """Return input and target of a sample."""
-    names, target = choose_fields(features, config, where)
+    names, target = choose_fields(features, config, where, PassedOver())
     values = [features[name] for name in names]
     return values[0] if len(values) == 1 else joined([[value] for value in values], where)[0], features[target]
 

@@ -22,10 +22,11 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.files import with_packed
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
-from allstep.common.data.formats.parts import HIDDEN, choose_fields, is_hidden
+from allstep.common.data.formats.parts import HIDDEN, TARGET_NAMES, choose_fields, is_hidden
 from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES
 from allstep.common.data.passed_over import PassedOver
+from allstep.common.files import strict_json
 from allstep.common.files.disk import regular
 from allstep.common.files.npy import load_npy
 
@@ -56,7 +57,7 @@ def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Locate
                             f"expected files with several endings in {where}, received {len(members)} with the endings "
                             f"{', '.join(sorted(by_ending))}; give each sample a name of its own"
                         )
-                    yield _sample(archive, by_ending, where, config)
+                    yield _sample(archive, by_ending, where, config, passed)
                 _check_end(stream, archive.offset, path, passed)
         except (tarfile.TarError, OverflowError, ValueError, OSError) as error:
             raise UserError(
@@ -116,22 +117,48 @@ def _ending(member: tarfile.TarInfo) -> str:
     return member.name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def _sample(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], where: str, config: DataConfig) -> Located:
-    names, target = choose_fields(members, config, where)
+def _sample(
+    archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], where: str, config: DataConfig, passed: PassedOver
+) -> Located:
+    try:
+        names, target = choose_fields(members, config, where, passed)
+    except UserError:
+        if not (inside := _targets_in_json(archive, members, config)):
+            raise
+        names, target = choose_fields([*(members.keys() - {"json"}), *inside], config, where, passed)
     name, *more = names
     if more:
         raise UserError(f"expected one name after --input-fields for {where}, received {len(names)}; name one")
-    both = members[name], members[target]
+    both = members[name], members[target if target in members else "json"]
     if (size := max(member.size for member in both)) > MAX_FILE_BYTES:
         raise UserError(f"expected files of at most {MAX_FILE_BYTES} bytes, received {size} in {where}; leave it out")
     value = _value(archive, both[0], where) if name.endswith("npy") else None
-    sample = located(both[0].offset_data, both[0].size, value, _value(archive, both[1], where), where)
+    given = _value(archive, both[1], where) if target in members else inside[target]
+    sample = located(both[0].offset_data, both[0].size, value, given, where)
     if sample.target is not None:
         return sample
     # The range from the header of the first file to the last block of the second is an archive itself.
     begin = min(member.offset for member in both)
     end = max(member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE for member in both)
     return replace(sample, offset=begin, length=end - begin)
+
+
+def _targets_in_json(
+    archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], config: DataConfig
+) -> dict[str, object]:
+    """Return what a sample's JSON file says under names of targets; a list as fractions, since it is no tokens."""
+    if "json" not in members or members["json"].size > MAX_FILE_BYTES:
+        return {}
+    targets = dict[str, object]()
+    try:
+        found = strict_json.loads(_content(archive, members["json"]))
+        for key in {config.target_field, *TARGET_NAMES} & {*(found if isinstance(found, dict) else ())}:
+            value = found[key]
+            is_list = isinstance(value, list)
+            targets[key] = value.encode() if isinstance(value, str) else np.array(value, float if is_list else None)
+    except (ValueError, TypeError):  # no JSON, or lists of something else than numbers
+        return {}
+    return targets
 
 
 def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> object:
@@ -165,7 +192,7 @@ def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             members = {_ending(member): member for member in _files(archive, len(data), PassedOver())}
-            (name,), target = choose_fields(members, config, "a sample")
+            (name,), target = choose_fields(members, config, "a sample", PassedOver())
             return np.stack([_array(_content(archive, members[field])) for field in (name, target)])
     except (tarfile.TarError, ValueError) as error:
         raise Damaged(error) from error
