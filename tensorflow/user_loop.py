@@ -16,6 +16,7 @@ from allstep.common.api import user_loop
 from allstep.common.api.user_loop import Order, Shard, Steps
 from allstep.common.base.collectives import Collectives, OneRank
 from allstep.common.base.errors import UserError
+from allstep.common.data.datasets.base import ArraySplit
 from allstep.common.data.formats.python_file import as_split
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.unclaimed_ranks import current_ranks
@@ -23,6 +24,8 @@ from allstep.common.launch.unclaimed_ranks import current_ranks
 
 def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: bool = False) -> Shard:
     """Return this rank's batches, read by tf.data, in an order that is the same for any number of ranks.
+
+    Shapes and types are those of the samples.
 
     Args:
         samples: inputs and targets as a pair of arrays, or an object with `__len__` and `read(indices, epoch)`.
@@ -32,14 +35,20 @@ def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: boo
     Raises:
         UserError: there are no samples, or see `sharding.check` and `as_split`.
     """
-    split = as_split(samples, "the samples")
-    like = split.read(np.zeros(1, np.int64), epoch=0)
+    split: Any = as_split(samples, "the samples")
+    arrays = getattr(samples, "tensors", samples)
+    split = ArraySplit(*map(np.asarray, arrays)) if isinstance(split, ArraySplit) else split.samples
+
+    def read_as_is(indices: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        return tuple(map(np.asarray, split.read(indices, epoch=epoch)))
+
+    like = read_as_is(np.zeros(1, np.int64), 0)
     signature = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in like)
 
     def read(indices: Iterator[np.ndarray]) -> Iterator[Any]:
         batches = list(indices)
         pipeline = tf.data.Dataset.from_generator(
-            lambda: (split.read(batch, epoch=shards.position.epoch) for batch in batches), output_signature=signature
+            lambda: (read_as_is(batch, shards.position.epoch) for batch in batches), output_signature=signature
         )
         yield from pipeline.prefetch(tf.data.AUTOTUNE)
 

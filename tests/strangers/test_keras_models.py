@@ -42,6 +42,7 @@ from stranger_keras_networks import (
 )
 
 from allstep.tensorflow.session import Session
+from allstep.tensorflow.user_loop import shard
 
 TRAIN = {
     "spectral normalization": (VECTORS, lambda: stacked(VECTORS, layers.SpectralNormalization(layers.Dense(7)))),
@@ -165,3 +166,18 @@ def test_state_that_layers_derive_comes_from_the_checkpoint(tmp_path):
     )
     same_weights(resumed, whole)
     np.testing.assert_allclose(resumed(VECTORS), whole(VECTORS), rtol=1e-4, atol=1e-5)
+
+
+def test_shards_keep_shapes_and_types_of_samples():
+    class Read:
+        def __len__(self):
+            return 6
+
+        def read(self, indices, epoch):
+            return inputs[indices], targets[indices]
+
+    inputs, targets = np.linspace(0, 1, 18).reshape(6, 3, 1), np.arange(6, dtype=np.int32)[:, None]
+    for samples in ((inputs, targets), Read(), [*zip(inputs, targets, strict=True)]):
+        ((read, labels),) = shard(samples, 6)
+        assert (read.dtype, labels.dtype) == (tf.float64, tf.int32)
+        np.testing.assert_array_equal(read, inputs[labels[:, 0]])
