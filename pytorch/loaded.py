@@ -38,7 +38,7 @@ class LoadedNetwork:
         is_gpu = config.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device("cuda" if is_gpu else "cpu")
         with torch.random.fork_rng(), self.device:
-            self.model = build_network(config, dataset, own)
+            self.model, _ = build_network(config, dataset, own)
         self.model.eval()
         self._inputs = Inputs(dataset, self.device, reports=False)
 

@@ -1,5 +1,6 @@
 """Networks. `tensorflow/models.py` builds the same ones; PyTorch's parameter names are the canonical ones."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
 from allstep.common.training.loss_trial import LossCheck
+from allstep.common.training.trial import TRIAL
 from allstep.common.training.trial_check import TrialCheck, has_parts
 from allstep.pytorch.kept.network_state import as_array, as_tensor, load, weights
 from allstep.pytorch.losses import measure_of
 
 
-def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
-    """Build the network that --model names, for a data set.
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> tuple[nn.Module, Dataset]:
+    """Build the network that --model names, for a data set, and note its outputs there.
 
     `own` replaces it by a network from a Python program, or by a function that builds one. Raises UserError if no
     network has that name, or it does not fit the data set's samples.
@@ -29,14 +31,15 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
         from allstep.pytorch.other_networks import build_other
 
         needs = {"sharded": config.strategy == "fsdp", "in_parts": has_parts(config)}
-        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args), **needs)
+        network = build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args), **needs)
+        return network, dataclasses.replace(dataset, num_outputs=vars(network)[TRIAL].num_outputs)
     check_inputs(config.model, dataset)
     if (kind := torch.get_default_dtype()) != torch.float32:
         raise UserError(
             f"expected float32 as the default type for --model {config.model}, received {kind}; leave it so"
         )
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
-    return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
+    return build_model(config.model, dataset.input_shape, dataset.num_classes, **size), dataset
 
 
 def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:

@@ -67,9 +67,10 @@ def build_other(
         network, outputs = _of_library(model, dataset, options, seed, sharded=sharded)
     if isinstance(outputs, np.ndarray):
         raise no_gradient()
-    logits = outputs.float().numpy(force=True) if isinstance(outputs, torch.Tensor) else np.zeros(0)
-    vars(network)[TRIAL] = dataclasses.replace(pass_state(network), ends_in_softmax=are_probabilities(logits))
     check_outputs(model, outputs, dataset)
+    logits = cast(torch.Tensor, outputs).float().numpy(force=True)
+    found = {"ends_in_softmax": are_probabilities(logits), "num_outputs": logits.shape[-1]}
+    vars(network)[TRIAL] = dataclasses.replace(pass_state(network), **found)
     if unused := next((name for name, module in network.named_modules() if is_lazy(module)), None):
         raise UserError(
             f"expected all lazy layers of --model {model} to be used, received {unused}, whose shapes are not known "

@@ -69,7 +69,7 @@ def session(
         open_dataset(config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     )
     with strategy.scope():
-        network = build_network(config, dataset, parts.model)
+        network, dataset = build_network(config, dataset, parts.model)
         flags = config.optimizer
         optimizer = parts.optimizer_or(
             lambda: build_optimizer(flags, network.parameters(), embeddings_of(network)), flags.optimizer

@@ -45,7 +45,7 @@ class LoadedNetwork:
             raise UserError("device cuda needs a GPU that TensorFlow can use, there is none; give cpu or auto")
         self.device = "/GPU:0" if gpus and config.device != "cpu" else "/CPU:0"
         with tf.device(self.device):
-            self.model = build_network(config, dataset, own)
+            self.model, _ = build_network(config, dataset, own)
         self.normalise = Inputs(dataset)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -31,8 +31,8 @@ from allstep.tensorflow.numerics import check_settings
 _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
-def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> keras.Model:
-    """Build the network that --model names, for a data set.
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> tuple[keras.Model, Dataset]:
+    """Build the network that --model names, for a data set, and note its outputs there.
 
     `own` replaces it by a network from a Python program, or by a function that builds one. Raises UserError if no
     network has that name, it does not fit the data set's samples, or its code changes Keras' types.
@@ -42,14 +42,14 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
         if config.model in MODELS:
             check_inputs(config.model, dataset)
             size = {**config.model_size, "num_tokens": dataset.num_tokens, "precision": config.precision}
-            return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
+            return build_model(config.model, dataset.input_shape, dataset.num_classes, **size), dataset
         from allstep.tensorflow.other_networks import build_other
 
         keras.config.set_dtype_policy(policy := policy_of(config))
         options, in_parts = parsed(config.model_args), has_parts(config)
         network = build_other(config.model, dataset, config.data.seed, own, options, in_parts=in_parts)
         check_settings(policy)
-        return network
+        return network, replace(dataset, num_outputs=vars(network)[TRIAL].num_outputs)
     finally:
         keras.config.set_dtype_policy(before)
 

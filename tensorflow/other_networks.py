@@ -9,6 +9,7 @@ their names in PyTorch, if these differ.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections import defaultdict
@@ -28,6 +29,7 @@ from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
 from allstep.common.training.training_run import TrainingRun
+from allstep.common.training.trial import TRIAL
 from allstep.tensorflow.compat import layers_in_order, layers_of, to_snake_case
 from allstep.tensorflow.models import NAMES, canonical_weights
 from allstep.tensorflow.trial import random_states, try_network
@@ -78,6 +80,7 @@ def build_other(
             raise cannot_build(model, dataset, error) from error
     tf.random.set_seed((seed + apparent_rank()) % 2**32)  # the trial has drawn from it
     check_outputs(model, outputs, dataset)
+    network.__dict__[TRIAL] = dataclasses.replace(vars(network)[TRIAL], num_outputs=outputs.shape[-1])
     _check_weights(network, model)
     in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
     names = in_pytorch if is_in_both(model) else {**first_names(network), **in_pytorch}

@@ -66,7 +66,7 @@ def session(
     check_settings(policy_of(config), "float32")
     check_strategy()
     with strategy.scope():
-        model = build_network(config, dataset, parts.model)
+        model, dataset = build_network(config, dataset, parts.model)
         flags = config.optimizer
         check_graphs()
         optimizer = parts.optimizer_or(lambda: build_optimizer(flags), flags.optimizer)

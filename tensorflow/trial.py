@@ -33,7 +33,7 @@ from allstep.tensorflow.passes import losses_of_layers
 
 def try_network(
     network: keras.Model, dataset: Dataset, model: str, *, is_of_user: bool = False, in_parts: bool = False
-) -> object:
+) -> Any:
     """Return the network's outputs for two samples of random numbers.
 
     The trial covers training as well, to find what a pass changes; all variables stay as they are.

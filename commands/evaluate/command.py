@@ -227,7 +227,7 @@ class Predictions:
                 targets = {f"target_{number}": float(targets[number]) for number in numbered if self._labelled}
                 yield {**columns, **targets, **{f"output_{number}": float(rest[number]) for number in numbered}}
                 continue
-            best = [names[int(one)] if names else int(one) for one in rest[: self._num_best]]
+            best = [names[int(one)] if one < len(names) else int(one) for one in rest[: self._num_best]]
             if self._labelled:
                 columns["target"] = names[int(targets[0])] if names else int(targets[0])
             columns["predicted"] = best[0]

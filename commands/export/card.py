@@ -102,7 +102,7 @@ def _preparation(run: Description, *, scales: bool) -> str:
             f"{files.size} pixels (bilinear, antialiased)."
         )
     outputs = {"regression": f"{run.num_classes} numbers", "next-token": "logits of each next token"}
-    words.append(f"Outputs: {outputs.get(run.task, f'{run.num_classes} logits')}.")
+    words.append(f"Outputs: {outputs.get(run.task, f'logits of {run.num_classes} classes')}.")
     return " ".join(words)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, warn
+from allstep.common.launch.placement import apparent_rank
 
 if TYPE_CHECKING:
     from allstep.common.data.datasets import Dataset
@@ -31,12 +32,18 @@ def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
 def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
     """Refuse a network whose outputs for two samples, `received`, are not an array, or have the wrong shape or type.
 
-    A network may know more tokens than occur in the data set, since vocabularies are often rounded up.
+    A network may know more tokens than occur in the data set, since vocabularies are often rounded up, and have the
+    outputs of more classes, unless flags say something of each class.
     """
     shape = tuple(received.shape) if hasattr(received, "shape") else None
     expected = (2, *dataset.output_shape)
-    if shape and shape[:-1] == expected[:-1] and shape[-1] > expected[-1] and dataset.task == "next-token":
-        expected = shape
+    if shape and shape[:-1] == expected[:-1] and shape[-1] > expected[-1] and dataset.task != "regression":
+        if dataset.task == "next-token":
+            expected = shape
+        elif not dataset.class_weights and not dataset.mixes_targets:
+            expected = shape
+            if apparent_rank() == 0:
+                warn(f"--model {model} has {shape[-1]} outputs for {dataset.num_classes} classes, which count from 0")
     if shape != expected:
         outputs, advice = type(received).__name__, "return one tensor of logits"
         if shape is not None:

@@ -61,13 +61,12 @@ def of_classes(update: Classes, outputs: np.ndarray | Scores, targets: np.ndarra
 
 def _classes(num_classes: int, scores: Scores | _Outputs, targets: np.ndarray) -> Counts:
     predicted = scores.predicted
-    known = predicted[predicted < num_classes]  # the data set may lack tokens that the network predicts
-    found = {"right": targets[predicted == targets], "predicted": known, "actual": targets}
+    found = {"right": targets[predicted == targets], "predicted": predicted, "actual": targets}
     return {name: np.bincount(values, minlength=num_classes) for name, values in found.items()}
 
 
 def _confusion(num_classes: int, scores: Scores | _Outputs, targets: np.ndarray) -> Counts:
-    known = scores.predicted < num_classes
+    known = scores.predicted < num_classes  # the data set may lack classes that the network predicts
     pairs = np.bincount((targets * num_classes + scores.predicted)[known], minlength=num_classes**2)
     return {"pairs": pairs.reshape(num_classes, num_classes)}
 

@@ -80,7 +80,7 @@ class Description:
 
     def class_name(self, index: int) -> str:
         """Return the name of a class, or its number if it has none."""
-        return self.classes[index] if self.classes else str(index)
+        return self.classes[index] if index < len(self.classes) else str(index)
 
 
 def describe(config: TrainConfig, dataset: Dataset, *, framework: str, versions: Mapping[str, str]) -> Description:

@@ -174,13 +174,18 @@ def _metric(name: str, dataset: Dataset) -> Metric:
         return Metric(name, name, update, lambda counts: counts["right"] / counts["all"])
     counter, update, compute = BUILT_IN[name]
     if counter in ("classes", "confusion"):
-        update = partial(update, dataset.num_classes)
+        update = partial(update, dataset.output_shape[-1] if counter == "classes" else dataset.num_classes)
     if counter != "errors":
         update = partial(of_classes, update)
     if name == "r2":  # squares of numbers far from 0 would cancel
         _, targets = dataset.validation.read(np.zeros(1, np.int64), epoch=0)
         counter, update = "centred", partial(errors, centre=targets[0].astype(np.float64))
-    return Metric(name, counter, update, compute, entry_of(name).lower_is_better)
+
+    def of_data_set(counts: Counts) -> Any:
+        return compute(counts)[: dataset.num_classes]
+
+    compute_last = of_data_set if name.endswith("-per-class") else compute
+    return Metric(name, counter, update, compute_last, entry_of(name).lower_is_better)
 
 
 class Stopped(Exception):

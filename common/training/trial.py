@@ -44,6 +44,8 @@ class PassState:
     """Whether layers add losses that may depend on samples."""
     ends_in_softmax: bool = False
     """Whether outputs are probabilities rather than logits."""
+    num_outputs: int = 0
+    """Number of outputs of a sample, or of a token."""
     resized: frozenset[str] = frozenset()
     """State that has another shape after a pass."""
 

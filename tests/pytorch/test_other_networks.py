@@ -40,7 +40,7 @@ def build(input_shape, num_classes):
     height, width, channels = input_shape
     return Network(height * width * channels, num_classes)
 def build_tensorflow(input_shape, num_classes): return None
-def too_many(input_shape, num_classes): return build(input_shape, num_classes + 1)
+def too_few(input_shape, num_classes): return build(input_shape, num_classes - 1)
 def raises(input_shape, num_classes): return nn.Linear("many", num_classes)
 def nothing(input_shape, num_classes): pass
 def no_weights(input_shape, num_classes): return nn.Sequential(nn.Flatten(), nn.AvgPool1d(17))
@@ -58,7 +58,7 @@ def wide(input_shape, num_classes, *, width, name="fc"):
     return nn.Sequential(nn.Flatten(), nn.Linear(120, width), nn.Linear(width, num_classes))
 """
 MISTAKES = {
-    "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
+    "too_few": r"expected outputs \(n, 7\) of --model .*, received \(n, 6\)",
     "raises": r"expected raises\(\) to return for --model, received TypeError.* line 19 of .*mine.py",
     "nothing": "expected a torch.nn.Module from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",

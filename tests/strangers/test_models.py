@@ -156,6 +156,19 @@ def test_one_number_of_each_sample_needs_no_axis_of_its_own():
     torch.testing.assert_close(trained[0].weight, expected[0].weight)
 
 
+def test_a_head_of_more_classes_than_there_are(capfd):
+    """Oracle: a step of PyTorch."""
+    inputs, targets = torch.randn(12, 5), torch.arange(12) % 3
+    trained = nn.Linear(5, 10)
+    expected = copy.deepcopy(trained)
+    nn.functional.cross_entropy(expected(inputs), targets).backward()
+    torch.optim.SGD(expected.parameters(), 0.1).step()
+    data, optimizer = (inputs, targets), torch.optim.SGD(trained.parameters(), 0.1)
+    Session(trained, data, data, optimizer=optimizer, epochs=1, global_batch_size=12).fit()
+    torch.testing.assert_close(trained.weight, expected.weight)
+    assert "has 10 outputs for 3 classes, which count from 0" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("ends_in_softmax", "loss"), [(True, None), (False, None), (True, "nll.py:of_probabilities")])
 def test_a_softmax_is_told(ends_in_softmax, loss, capsys):
     """A loss of the user's may expect it."""

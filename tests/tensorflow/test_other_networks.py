@@ -44,7 +44,7 @@ class Own(keras.Model):
 def own(input_shape, num_classes): return Own(num_classes)
 def own_pytorch(input_shape, num_classes): pass
 def own_tensorflow(input_shape, num_classes): return Own(num_classes)
-def too_many(input_shape, num_classes): return Own(num_classes + 1)
+def too_few(input_shape, num_classes): return Own(num_classes - 1)
 def raises(input_shape, num_classes): raise ValueError("no")
 def nothing(input_shape, num_classes): pass
 def wrong_width(input_shape, num_classes):
@@ -67,7 +67,7 @@ def twins(input_shape, num_classes):
     return model
 """
 MISTAKES = {
-    "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
+    "too_few": r"expected outputs \(n, 7\) of --model .*, received \(n, 6\)",
     "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 28 of .*mine.py",
     "raises_in_call": r"expected a network for samples of shape \(4, 3, 2\) for --model .*raises_in_call, received "
     r"ValueError: the line that says what is wrong in line 36 of .*mine.py; fix it$",

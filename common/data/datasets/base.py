@@ -60,7 +60,7 @@ class Dataset:
     input_shape: tuple[int, ...]
     """Shape of one sample: (height, width, channels) of an image, (length,) of a text."""
     num_classes: int
-    """Number of outputs of the network, per token if the task is next-token."""
+    """Number of outputs that the network needs, per token if the task is next-token."""
     mean: tuple[float, ...] = (0.0,)
     """Mean of each channel or field, or one for all of them, with uint8 scaled to 0..1."""
     std: tuple[float, ...] = (1.0,)
@@ -86,6 +86,8 @@ class Dataset:
     """Names of the columns of a table that are the inputs, and of the target."""
     vocabulary: str = ""
     """Characters in the order of their tokens, if inputs are tokens of characters."""
+    num_outputs: int = 0
+    """Number of outputs of the network, once it is built; 0 for `num_classes`."""
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -114,7 +116,8 @@ class Dataset:
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the network's output for one sample."""
-        return (*self.input_shape, self.num_classes) if self.task == "next-token" else (self.num_classes,)
+        number = self.num_outputs or self.num_classes
+        return (*self.input_shape, number) if self.task == "next-token" else (number,)
 
 
 class ArraySplit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from typing import cast
 
 import numpy as np
@@ -55,7 +56,8 @@ def test_sizes_that_no_network_has_are_refused(model, size, expected):
         ("next-token", (2, 6, 8), "received .n, 6, 8.; give its last layer as many"),
         ("next-token", (2, 5, 64), "received .n, 5, 64."),
         ("next-token", (2, 64), "received .n, 64."),
-        ("classification", (2, 10), "received .n, 10.; give its last layer one output for each class"),
+        ("classification", (2, 10), None),  # as of ImageNet's classes
+        ("classification", (2, 8), "received .n, 8.; give its last layer one output for each class"),
         ("classification", (2, 1), "each class, which count from 0, or --task regression for a loss of numbers"),
         ("regression", (2, 10), "received .n, 10.; give its last layer as many"),
     ],
@@ -65,3 +67,6 @@ def test_outputs_fit_the_data_set(task, shape, expected):
     dataset = Dataset(none, none, (6,), 9, input_type="int64", num_tokens=9, task=task)
     with pytest.raises(UserError, match=expected) if expected else contextlib.nullcontext():
         check_outputs("my.py:build", np.zeros(shape, np.float32), dataset)
+    with pytest.raises(UserError, match="expected outputs .n, 9."):
+        weighed = dataclasses.replace(dataset, task="classification", class_weights=(1.0,) * 9)
+        check_outputs("my.py:build", np.zeros((2, 10), np.float32), weighed)

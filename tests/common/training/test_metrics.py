@@ -92,9 +92,11 @@ def test_classes_as_scikit_learn_has_them(num_ranks):
 
 
 def test_a_network_may_predict_tokens_that_the_data_set_lacks():
-    predicted, names = LOGITS.argmax(1), ["accuracy", "f1-per-class", "confusion-matrix"]
+    predicted, names = LOGITS.argmax(1), ["accuracy", "f1", "f1-per-class", "confusion-matrix"]
     assert predicted.max() == 5  # labels end with 4
-    found = measured(names, dataset(LABELS.reshape(20, 5), "next-token", 5), LOGITS.reshape(20, 5, CLASSES))
+    data = dataclasses.replace(dataset(LABELS.reshape(20, 5), "next-token", 5), num_outputs=CLASSES)
+    found = measured(names, data, LOGITS.reshape(20, 5, CLASSES))
+    assert found["f1"] == pytest.approx(sk.f1_score(LABELS, predicted, average="macro", zero_division=0))
     options = {"average": None, "labels": range(5), "zero_division": 0}
     assert found["f1_per_class"] == pytest.approx(sk.f1_score(LABELS, predicted, **options))
     assert found["confusion_matrix"] == sk.confusion_matrix(LABELS, predicted, labels=range(5)).tolist()
