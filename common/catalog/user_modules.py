@@ -52,10 +52,12 @@ def run_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:
-    """Run a block that calls the code of a file: its folder is first on the path, `sys.argv` has only the file, and
-    `os._exit` raises SystemExit in this process, so that it ends only children at once.
+    """Run a block that calls the code of a file: its folder is first on the path, `sys.argv` has only the file,
+    `os._exit` raises SystemExit in this process, so that it ends only children at once, and the working folder is the
+    same afterwards.
 
-    Raises UserError if the code closes file descriptors that it did not open, which leaves other ranks waiting.
+    Raises UserError if the code closes or replaces file descriptors that it did not open: output of the run, or
+    connections for whose end other ranks wait.
     """
     arguments, process, end = sys.argv[:], os.getpid(), os._exit
 
@@ -64,27 +66,31 @@ def running(path: Path) -> Iterator[None]:
 
     sys.argv[:] = [str(path)]
     os._exit = end_child
-    mark = os.memfd_create("allstep")
-    opened = os.fstat(mark)
+    mark = os.open(".", os.O_PATH)
+    opened = {number: status for number in (1, 2, mark) if (status := _status(number))}
     try:
         with _folder_of(path).first():
             yield
     finally:
         sys.argv[:], os._exit = arguments, end
-        is_open = _is_open(mark, opened)
-        if is_open:
+        are_open = all(_status(number) == status for number, status in opened.items())
+        if are_open:
+            os.fchdir(mark)
             os.close(mark)
-    if not is_open:
+    if not are_open:
         raise UserError(
-            f"{quote(path)} closes what it did not open, such as connections of the launcher; leave out os.closerange"
+            f"{quote(path)} closes what it did not open, such as standard output or connections of the launcher; leave "
+            "out close and os.closerange"
         )
 
 
-def _is_open(descriptor: int, opened: os.stat_result) -> bool:
+def _status(descriptor: int) -> tuple[int, int] | None:
+    """Return what tells an open file from others, or None if it is closed."""
     try:
-        return os.path.samestat(os.fstat(descriptor), opened)
+        status = os.fstat(descriptor)
     except OSError:
-        return False
+        return None
+    return status.st_dev, status.st_ino
 
 
 def is_installed(file: str) -> bool:

@@ -20,7 +20,7 @@ EXIT_CLOSED_PIPE = 141
 
 
 class _Guarded:
-    """Wrapper of a text stream that writes nothing more after its first error, and forwards everything else."""
+    """Wrapper of a text stream that writes nothing more after its first error, and forwards everything but `close`."""
 
     def __init__(self, stream: TextIO, lost: Callable[[OSError], None]) -> None:
         self.stream, self._lost = stream, lost
@@ -40,6 +40,8 @@ class _Guarded:
     def flush(self) -> None:
         with self._errors():
             self.stream.flush()
+
+    close = flush  # for a user's code alone
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -55,15 +55,19 @@ def test_each_file_gets_its_own_helpers(folders):
     assert sys.argv == ["train.py", "--epochs", "3"]
 
 
-def test_a_file_that_closes_what_others_have_opened_is_refused(tmp_path):
+def test_a_file_that_closes_what_others_have_opened_is_refused_and_a_working_folder_stays(tmp_path):
     closing = """import os
 for name in os.listdir("/proc/self/fd"):
     path = "/proc/self/fd/" + name
-    if os.path.exists(path) and "memfd:allstep" in os.readlink(path):
+    if os.path.exists(path) and os.readlink(path) == os.getcwd():
         os.close(int(name))
 """
     (tmp_path / "closes.py").write_text(closing)
-    with pytest.raises(UserError, match=r"closes.py closes what it did not open, .*; leave out os.closerange"):
+    (tmp_path / "moves.py").write_text("import os\nos.chdir('/')\ndef build(): os.chdir('/proc')")
+    folder = Path.cwd()
+    user_file.call(function(tmp_path / "moves.py", "build"), flag="--model")
+    assert Path.cwd() == folder
+    with pytest.raises(UserError, match=r"closes.py closes what it did not open, .*; leave out close and os.closerange"):
         function(tmp_path / "closes.py", "build")
 
 

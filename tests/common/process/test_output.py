@@ -13,6 +13,8 @@ import sys
 import pytest
 from ranks import REPOSITORY, environment, full
 
+from allstep.common.process.output import ending_output
+
 pytestmark = pytest.mark.cold
 
 FULL = "allstep: error: standard output cannot be written: No space left on device; make room, or send it elsewhere\n"
@@ -33,6 +35,14 @@ COMMANDS = (
     ((sys.executable, "pytorch/train.py", "--help"), "> /dev/full"),
 )
 TRAINING = (sys.executable, "pytorch/train.py", "--model", "mlp", "--epochs", "3", "--output-dir")
+
+
+def test_code_of_users_closes_no_output(capfd):
+    with ending_output():
+        sys.stdout.close()
+        sys.stderr.close()
+        print("still open")
+    assert capfd.readouterr().out == "still open\n"
 
 
 @pytest.mark.launch
