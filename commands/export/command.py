@@ -233,11 +233,11 @@ def _difference(
         ready, found = folder / "samples.npy", folder / "outputs.npz"
         np.save(ready, samples)
         verify = Path(__file__).with_name("verify.py")
-        program = [sys.executable, "-I", verify, form, path.resolve(), ready, found, json.dumps(about)]
+        program = [sys.executable, "-I", verify, form, path.name, ready, found, json.dumps(about)]
         environ = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-        options = {"cwd": folder, "env": environ, "capture_output": True, "text": True, "timeout": _SECONDS}
-        try:
-            done = subprocess.run(program, **options)
+        options = {"env": environ, "capture_output": True, "text": True, "timeout": _SECONDS}
+        try:  # by its name alone: some runtimes open no path that is not UTF-8
+            done = subprocess.run(program, cwd=path.resolve().parent, **options)
         except subprocess.TimeoutExpired:
             raise UserError(
                 f"--to {form}: loading the file takes longer than {_SECONDS} s; nothing is written"

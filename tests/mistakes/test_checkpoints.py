@@ -211,6 +211,18 @@ FILES = {
         "{here}/f: a file of another kind; convert",
         prepare=lambda p: (p / "f").touch(),
     ),
+    "weights": Mistake(
+        f"{PYTORCH} {FLAGS} --resume {{here}}/m.safetensors",
+        "path of a checkpoint",
+        "weights alone; a run starts from them by --init-from",
+        prepare=lambda p: (p / "m.safetensors").touch(),
+    ),
+    "weights of a checkpoint": Mistake(
+        f"{PYTORCH} {FLAGS} --resume {{here}}/model.safetensors",
+        "path of a checkpoint",
+        "a file in a checkpoint; name its folder, {here}",
+        prepare=lambda p: (p / "manifest.json").touch(),
+    ),
     "latest of nothing": Mistake(f"{PYTORCH} --output-dir {{here}} --resume latest", "a checkpoint in", "none"),
     "latest of what": Mistake(f"{PYTORCH} --resume latest", "--output-dir with --resume latest", "none"),
 }

@@ -24,7 +24,7 @@ _INK, _FAINT = "#1c1f24", "#8a929d"  # colours of nothing else in a figure
 _MARKERS = "osD^vP"
 _DASHES = ("-", "--", "-.", ":")
 _REFERENCE_DASHES = (":", "--")
-_LONGEST_LABEL_OF_TWO = 20  # characters
+_LONGEST_LABEL_OF_TWO, _LONGEST_LABEL = 20, 60  # characters
 _WIDTH, _HEIGHT = 3.6, 2.7  # inches; small, so that text stays legible on a phone
 
 
@@ -44,7 +44,7 @@ class Line:
     """Whether it is drawn faint and without markers, as an ideal or a limit."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", printable(self.label))
+        object.__setattr__(self, "label", _shown(self.label))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def bars(
     positions = range(len(labels))
     look = {"color": PALETTE[0], "height": 0.62, "ecolor": _INK}
     axes.barh(positions, values, xerr=whiskers or None, **look)
-    axes.set_yticks(positions, [printable(label) for label in labels])
+    axes.set_yticks(positions, [*map(_shown, labels)])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     for position, value, whisker in zip(positions, values, whiskers or [0.0] * len(labels), strict=True):
@@ -163,7 +163,7 @@ def confusion(caption: str, counts: Sequence[Sequence[int]], labels: Sequence[st
                 look = {"facecolor": PALETTE[0], "linewidth": 0, "alpha": max(0.08, 0.75 * count / sum(values))}
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
                 axes.annotate(str(count), (column, row), ha="center", va="center", fontsize=min(9, 90 / len(labels)))
-    positions, names = range(len(labels)), [printable(label) for label in labels]
+    positions, names = range(len(labels)), [*map(_shown, labels)]
     axes.set_xticks(positions, names, rotation=90)
     axes.set_yticks(positions, names)
     axes.set(xlim=(-0.5, len(labels) - 0.5), ylim=(len(labels) - 0.5, -0.5), xlabel="predicted", ylabel="class")
@@ -229,6 +229,12 @@ def _frame(num_legend_rows: int, height: float = _HEIGHT):
     )  # fmt: skip
     figure = Canvas(figsize=(_WIDTH, height + 0.17 * num_legend_rows), layout="constrained")
     return figure, figure.add_subplot()
+
+
+def _shown(label: str) -> str:
+    """Return a label of printable characters, whose end is kept if it is too long for a figure."""
+    text = printable(label)
+    return text if len(text) <= _LONGEST_LABEL else f"...{text[-_LONGEST_LABEL:]}"
 
 
 @contextmanager

@@ -203,10 +203,11 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
 
 
 def test_names_of_folders_control_neither_terminal_nor_page(tmp_path, capsys):
-    """Escape sequences, line breaks, Markdown, and bytes that are not UTF-8."""
+    """Escape sequences, line breaks, Markdown, bytes that are not UTF-8, and more than a figure has room for."""
     results, folder = tmp_path, tmp_path / "runs" / "a\x1b[31m\n```\n# x\udcff\u202e"
     write_run(tmp_path / "runs" / "one")
-    shutil.copytree(tmp_path / "runs" / "one", folder)
+    for copy in (folder, tmp_path / "runs" / ("r" * 250)):
+        shutil.copytree(tmp_path / "runs" / "one", copy)
     (folder / "broken.json").write_text("{")
     report.main([str(results), "--title", "\x1b]0;owned\x07"])
     printed = capsys.readouterr()
@@ -215,7 +216,7 @@ def test_names_of_folders_control_neither_terminal_nor_page(tmp_path, capsys):
         assert all(line.isprintable() for line in text.split("\n")), name
     text = (results / "report.md").read_text()
     assert "\n# x" not in text and text.count("```") % 2 == 0
-    assert "Glyph" not in printed.err
+    assert "Warning" not in printed.err
 
 
 def test_a_forecast_has_its_range_as_a_band(tmp_path):
