@@ -59,10 +59,16 @@ def build_other(
             )
         _check_wrappers(network, model)
         _check_weights(network, model)
+        weights = {name for name, _ in network.named_parameters()}
         expected = f"a network for samples of shape {dataset.input_shape}"
         outputs = user_file.call(
             try_network, network, dataset, sharded, in_parts=in_parts, flag=f"--model {model}", expected=expected
         )
+        if created := next((name for name, _ in network.named_parameters() if name not in weights), None):
+            raise UserError(
+                f"expected all weights of --model {model} before its first pass, received {created}, which the pass "
+                "creates; create it in __init__, or call the network once before you return it"
+            )
     else:
         network, outputs = _of_library(model, dataset, options, seed, sharded=sharded)
     if isinstance(outputs, np.ndarray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -154,6 +155,20 @@ def test_one_number_of_each_sample_needs_no_axis_of_its_own():
     Session(trained, data, data, optimizer=optimizer, epochs=1, global_batch_size=12).fit()
     assert trained(inputs).shape[0] == 12
     torch.testing.assert_close(trained[0].weight, expected[0].weight)
+
+
+class Grows(nn.Linear):
+    """A network that creates a layer in its first pass."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the second layer."""
+        self.head = getattr(self, "head", None) or nn.Linear(5, 3)
+        return self.head(super().forward(input))
+
+
+def test_layers_that_the_first_pass_creates_are_refused():
+    with pytest.raises(UserError, match="before its first pass, received head.weight, which the pass creates; create"):
+        build_other("a program", dataclasses.replace(SMALL, input_shape=(5,), input_type="float32"), 0, Grows(5, 5))
 
 
 def test_a_head_of_more_classes_than_there_are(capfd):
