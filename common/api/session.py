@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,9 +75,11 @@ class BaseSession:
         A single process raises errors. One of several ranks reports its error and exits, so that the job ends.
 
         Raises:
-            UserError: the input is wrong.
+            UserError: the input is wrong, or this is not the main thread.
             Fault: the run cannot go on.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise UserError("fit needs the main thread, where signals can stop a run; call it there")
         return as_rank(self._fit)
 
     def _fit(self) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -155,6 +156,11 @@ def test_one_number_of_each_sample_needs_no_axis_of_its_own():
     Session(trained, data, data, optimizer=optimizer, epochs=1, global_batch_size=12).fit()
     assert trained(inputs).shape[0] == 12
     torch.testing.assert_close(trained[0].weight, expected[0].weight)
+
+
+def test_a_session_in_a_thread_is_refused():
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match="fit needs the main thread"):
+        pool.submit(Session(nn.Linear(5, 3), (IMAGES, IMAGES)).fit).result()
 
 
 class Grows(nn.Linear):
