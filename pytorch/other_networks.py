@@ -67,7 +67,7 @@ def build_other(
         if created := next((name for name, _ in network.named_parameters() if name not in weights), None):
             raise UserError(
                 f"expected all weights of --model {model} before its first pass, received {created}, which the pass "
-                "creates; create it in __init__, or call the network once before you return it"
+                "creates; call the network once before you return it"
             )
     else:
         network, outputs = _of_library(model, dataset, options, seed, sharded=sharded)

@@ -75,11 +75,11 @@ class BaseSession:
         A single process raises errors. One of several ranks reports its error and exits, so that the job ends.
 
         Raises:
-            UserError: the input is wrong, or this is not the main thread.
+            UserError: the input is wrong.
             Fault: the run cannot go on.
         """
         if threading.current_thread() is not threading.main_thread():
-            raise UserError("fit needs the main thread, where signals can stop a run; call it there")
+            raise UserError("fit needs the main thread, which gets signals; call it there")
         return as_rank(self._fit)
 
     def _fit(self) -> list[dict[str, Any]]:

@@ -32,18 +32,15 @@ def logits_of(outputs: Any, shape: tuple[int, ...]) -> Any:
 def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
     """Refuse a network whose outputs for two samples, `received`, are not an array, or have the wrong shape or type.
 
-    A network may know more tokens than occur in the data set, since vocabularies are often rounded up, and have the
-    outputs of more classes, unless flags say something of each class.
+    A network may know more tokens or classes than the data set, unless flags say something of each class.
     """
     shape = tuple(received.shape) if hasattr(received, "shape") else None
     expected = (2, *dataset.output_shape)
     if shape and shape[:-1] == expected[:-1] and shape[-1] > expected[-1] and dataset.task != "regression":
-        if dataset.task == "next-token":
+        if not dataset.class_weights and not dataset.mixes_targets:
             expected = shape
-        elif not dataset.class_weights and not dataset.mixes_targets:
-            expected = shape
-            if apparent_rank() == 0:
-                warn(f"--model {model} has {shape[-1]} outputs for {dataset.num_classes} classes, which count from 0")
+        if dataset.task == "classification" and apparent_rank() == 0:
+            warn(f"--model {model} has {shape[-1]} outputs for {dataset.num_classes} classes, which count from 0")
     if shape != expected:
         outputs, advice = type(received).__name__, "return one tensor of logits"
         if shape is not None:

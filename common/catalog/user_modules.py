@@ -56,8 +56,7 @@ def running(path: Path) -> Iterator[None]:
     `os._exit` raises SystemExit in this process, so that it ends only children at once, and the working folder is the
     same afterwards.
 
-    Raises UserError if the code closes or replaces file descriptors that it did not open: output of the run, or
-    connections for whose end other ranks wait.
+    Raises UserError if the code closes file descriptors that it did not open.
     """
     arguments, process, end = sys.argv[:], os.getpid(), os._exit
 
@@ -79,8 +78,7 @@ def running(path: Path) -> Iterator[None]:
             os.close(mark)
     if not are_open:
         raise UserError(
-            f"{quote(path)} closes what it did not open, such as standard output or connections of the launcher; leave "
-            "out close and os.closerange"
+            f"{quote(path)} closes what it did not open, as os.closerange closes output and connections of the launcher"
         )
 
 

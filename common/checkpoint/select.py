@@ -64,7 +64,7 @@ def no_checkpoint(path: Path) -> str:
     if (path.parent / directories.MANIFEST).exists():
         return f"a file in a checkpoint; name its folder, {path.parent}"
     if path.suffix == ".safetensors" and path.is_file():
-        return "weights alone; a run starts from them by --init-from"
+        return "weights alone; give --init-from"
     if path.is_file():
         return "a file of another kind; convert weights of other programs by safetensors.torch.save_file"
     return "no checkpoint is in it" if path.exists() else "none is there"

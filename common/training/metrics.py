@@ -180,12 +180,8 @@ def _metric(name: str, dataset: Dataset) -> Metric:
     if name == "r2":  # squares of numbers far from 0 would cancel
         _, targets = dataset.validation.read(np.zeros(1, np.int64), epoch=0)
         counter, update = "centred", partial(errors, centre=targets[0].astype(np.float64))
-
-    def of_data_set(counts: Counts) -> Any:
-        return compute(counts)[: dataset.num_classes]
-
-    compute_last = of_data_set if name.endswith("-per-class") else compute
-    return Metric(name, counter, update, compute_last, entry_of(name).lower_is_better)
+    last = (lambda counts: compute(counts)[: dataset.num_classes]) if name.endswith("-per-class") else compute
+    return Metric(name, counter, update, last, entry_of(name).lower_is_better)
 
 
 class Stopped(Exception):

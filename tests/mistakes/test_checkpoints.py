@@ -214,7 +214,7 @@ FILES = {
     "weights": Mistake(
         f"{PYTORCH} {FLAGS} --resume {{here}}/m.safetensors",
         "path of a checkpoint",
-        "weights alone; a run starts from them by --init-from",
+        "weights alone; give --init-from",
         prepare=lambda p: (p / "m.safetensors").touch(),
     ),
     "weights of a checkpoint": Mistake(

@@ -173,7 +173,7 @@ class Grows(nn.Linear):
 
 
 def test_layers_that_the_first_pass_creates_are_refused():
-    with pytest.raises(UserError, match="before its first pass, received head.weight, which the pass creates; create"):
+    with pytest.raises(UserError, match="before its first pass, received head.weight, which the pass creates; call"):
         build_other("a program", dataclasses.replace(SMALL, input_shape=(5,), input_type="float32"), 0, Grows(5, 5))
 
 

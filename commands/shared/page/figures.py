@@ -232,9 +232,8 @@ def _frame(num_legend_rows: int, height: float = _HEIGHT):
 
 
 def _shown(label: str) -> str:
-    """Return a label of printable characters, whose end is kept if it is too long for a figure."""
-    text = printable(label)
-    return text if len(text) <= _LONGEST_LABEL else f"...{text[-_LONGEST_LABEL:]}"
+    """Return a label in printable characters, and only the end of a long one."""
+    return printable(label)[-_LONGEST_LABEL:]
 
 
 @contextmanager

@@ -146,19 +146,17 @@ def _sample(
 def _targets_in_json(
     archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], config: DataConfig
 ) -> dict[str, object]:
-    """Return what a sample's JSON file says under names of targets; a list as fractions, since it is no tokens."""
-    if "json" not in members or members["json"].size > MAX_FILE_BYTES:
-        return {}
-    targets = dict[str, object]()
+    """Return the targets in a sample's JSON file; a list as fractions, since it is no tokens."""
     try:
         found = strict_json.loads(_content(archive, members["json"]))
-        for key in {config.target_field, *TARGET_NAMES} & {*(found if isinstance(found, dict) else ())}:
-            value = found[key]
-            is_list = isinstance(value, list)
-            targets[key] = value.encode() if isinstance(value, str) else np.array(value, float if is_list else None)
-    except (ValueError, TypeError):  # no JSON, or lists of something else than numbers
+        return {
+            key: value.encode()
+            if isinstance(value := found[key], str)
+            else np.array(value, float if type(value) is list else None)
+            for key in {config.target_field, *TARGET_NAMES} & {*found}
+        }
+    except (KeyError, ValueError, TypeError):  # no JSON, no object, or lists of something else than numbers
         return {}
-    return targets
 
 
 def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> object:

@@ -67,7 +67,7 @@ for name in os.listdir("/proc/self/fd"):
     folder = Path.cwd()
     user_file.call(function(tmp_path / "moves.py", "build"), flag="--model")
     assert Path.cwd() == folder
-    with pytest.raises(UserError, match=r"closes.py closes what it did not open, .*; leave out close and"):
+    with pytest.raises(UserError, match=r"closes.py closes what it did not open, as os.closerange"):
         function(tmp_path / "closes.py", "build")
 
 
