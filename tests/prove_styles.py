@@ -263,4 +263,19 @@ STYLES = (
         "torch.where(torch.rand(tokens.shape) < 0.1 * rank, 0, tokens)",
     ),
     Fault("learning-rate-not-scaled", "horovod_lstm", "text[: 8 * 321].view(8, -1)", "text.view(8 * size, -1)"),
+    Fault("same-samples", "ddp_states", "text = text.view(size, -1)[rank]", "text = text.view(size, -1)[0]"),
+    Fault("loss-scaled", "ddp_states", "    loss.backward()", "    (loss / size).backward()"),
+    Fault(
+        "gradients-not-averaged",
+        "ddp_muon",
+        "in model.parameters():\n            dist",
+        "in [one for one in model.parameters() if one.dim() < 2]:\n            dist",
+    ),
+    Fault(
+        "validation-of-one-rank",
+        "ddp_rank_zero",
+        "DataLoader(test, 16)",
+        "DataLoader(test, 16, sampler=DistributedSampler(test))",
+    ),
+    Fault("collective-left-out", "ddp_rank_zero", "model.module(inputs)", "model(inputs)"),
 )

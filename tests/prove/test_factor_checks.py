@@ -95,13 +95,14 @@ def test_what_adasum_adds_up_is_no_mean():
         (True, (2.0, 6.0), 1.0, []),  # the rate is too large
         (False, (1.0, 1.0), 1.0, ["loss-scaled"]),
         (True, (1.0, 1.0), 0.5, ["loss-scaled"]),
-        (False, (1.0, 1.0), 0.5, []),
+        (False, (1.0, 1.0), 0.5, ["loss-scaled"]),
+        (False, (1.0, 0.9), 0.5, []),
     ],
 )
 def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_same_sample, alone, clip, expected):
     """Oracle: the losses of one rank over the samples of both ranks, which it sees in two steps.
 
-    Where the script clips gradients, only the same samples tell.
+    Where the script clips gradients, only the same samples tell, or ratios that are alike.
     """
     losses = iter((*alone, 1.0))
 

@@ -61,6 +61,7 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
         lines += cooperation.may_be_uneven(runs.together)
     for check in (cooperation.may_restore_less, cooperation.may_search):
         lines += check(runs.together)
+    lines += gradients.may_compare_less(runs)
     return [in_words_of(runs.together, one) for one in (*lines, *randomness.may_be_wrong(runs, names))]
 
 

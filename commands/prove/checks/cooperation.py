@@ -14,6 +14,12 @@ from allstep.commands.prove.records import HostCopy, Restored, Step, World, Wrap
 from allstep.commands.prove.runs import Run, Runs
 
 _SEARCHED = "DistributedDataParallel looks for unused parameters in every step, and there are none"
+_SAME_CALLS = (
+    "have every rank come to each collective: no collective under `if rank == 0`, not even a call of "
+    "DistributedDataParallel, equal numbers of batches"
+)
+_LOST = re.compile(r"[Cc]onnection (reset|closed)|preamble")
+"""Errors of a rank with which another one has broken off a collective."""
 _MOST_STEPS = 0.8
 """Share of the steps that have the usual number of batches, if an accumulation does not decide on it."""
 
@@ -156,7 +162,7 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
     errors = {rank.number: rank.error for rank in run.ranks if rank.error}
     if run.stacks:
         waits = [f"rank {rank.number} {_place(rank)}" for rank in run.ranks]
-        mend = "have every rank come to each collective: no collective under `if rank == 0`, equal numbers of batches"
+        mend = _SAME_CALLS
         if all(len(rank.waits) > 1 for rank in run.ranks):
             mend = (
                 "give collectives of another thread a process group of their own, as "
@@ -178,6 +184,18 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
             f"have every rank take the same steps: equal numbers of batches, or {joining(run)}",
             next((rank.ended.line for rank in run.ranks if rank.error and rank.ended), ""),
         )
+    elif errors and (waits := [one for one in run.ranks if one.wait and not (one.wait.computes or one.ended)]):
+        number, error = next(iter(errors.items()))
+        line = next((one.ended.line for one in run.ranks if one.number == number and one.ended), "")
+        if _LOST.search(error) and line not in [one.wait.line for one in waits if one.wait]:
+            yield Finding(
+                "collective-left-out",
+                "ranks call other collectives, which fit neither in size nor in kind, and so end each other",
+                f"rank {number} failed at {line} with {error[:80]}; "
+                + "; ".join(f"rank {one.number} {_place(one)}" for one in waits),
+                _SAME_CALLS,
+                line,
+            )
 
 
 def check_devices(runs: Runs) -> Iterator[Finding]:

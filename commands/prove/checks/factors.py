@@ -33,6 +33,8 @@ NEAR = 0.02
 """Relative tolerance of a factor."""
 _NEAR_LOSS = {True: 0.25, False: 0.1}
 """Relative tolerance of a ratio of losses on different samples, by whether the runs began with the same weights."""
+_ALIKE = 0.05
+"""Relative tolerance of all ratios of first losses on different samples where gradients are clipped."""
 _FIRST_STEPS = 3
 """Number of steps whose losses must agree on such a ratio."""
 _MANY_STEPS = 20
@@ -71,8 +73,10 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     else:
         ratios = _loss_ratios(runs, optimizer)
         clips = any(one.unclipped and one.unclipped != one.applied for one in first.gradients)
-        by_chance = clips and (len(ratios) > 1 or not _begin_alike(runs, optimizer))  # such as of policies
-        share = 1.0 if by_chance else _certain_share(ratios, size, runs, optimizer)
+        is_sure = not clips or _begin_alike(runs, optimizer)
+        share = _certain_share(ratios, size, runs, optimizer) if is_sure else 1.0
+        if clips and len(ratios) > 1 and any(abs(one / share - 1) > _ALIKE for one in ratios):
+            share = 1.0  # by chance, such as of policies
     evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
     if share != 1:
         evidence += f", and the loss {share:.3g} times that of one rank"
@@ -109,16 +113,20 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
 
 def gradient_ratio(runs: Runs, optimizer: int) -> float | None:
     """Return the ratio of the first applied gradient to that of one rank with the same weights and samples, if any."""
+    return factor_of(beside_one_rank(runs, optimizer))
+
+
+def beside_one_rank(runs: Runs, optimizer: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the first applied gradients and those of one rank; none without the same weights and samples."""
     if runs.alone is None or runs.alone.num_optimizers < optimizer or not _begin_alike(runs, optimizer):
-        return None
+        return []
     several, [alone] = next(runs.together.steps(optimizer)), next(runs.alone.steps(optimizer))
     rows = {row for rank, step in zip(runs.together.ranks, several, strict=True) for row in _rows(rank, step)}
     expected = {one.name: one.unclipped or one.applied for one in alone.gradients}
     applied = {one.name: one.unclipped or one.applied for one in several[0].gradients}
     if not rows or rows != _rows(runs.alone.ranks[0], alone) or expected.keys() != applied.keys():
-        return None
-    pairs = [(np.array(one), np.array(expected[name])) for name, one in applied.items() if one and expected[name]]
-    return factor_of(pairs)
+        return []
+    return [(np.array(one), np.array(expected[name])) for name, one in applied.items() if one and expected[name]]
 
 
 def factors_of(run: Run, optimizer: int) -> list[float]:
@@ -170,6 +178,8 @@ def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -
 def compares_ranks(runs: Runs) -> bool:
     """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
     gathers: list[Collective] = []
+    if any(step.sharded for step in runs.together.ranks[0].steps()[:1]):  # FSDP gathers weights
+        return False
     for record in runs.together.ranks[0].records:
         if isinstance(record, Forward) and record.rows:
             gathers = []

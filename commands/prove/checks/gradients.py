@@ -1,11 +1,21 @@
 """Check that all ranks apply the same gradients; `factors` tells whether these are the mean of what was computed."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from allstep.commands.prove.checks.factors import NEAR, SAME, equal, factor_of, reductions, wrong_factor
+from allstep.commands.prove.checks.factors import (
+    NEAR,
+    SAME,
+    beside_one_rank,
+    compares_ranks,
+    equal,
+    factor_of,
+    reductions,
+    wrong_factor,
+)
 from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.rank import Rank
@@ -13,7 +23,9 @@ from allstep.commands.prove.records import (
     ADASUM,
     APPLIED,
     AVERAGES_WEIGHTS,
+    BACKWARD,
     TENSOR_PARALLEL,
+    Collective,
     EarlyChange,
     Forward,
     Sent,
@@ -40,10 +52,22 @@ def check(runs: Runs) -> Iterator[Finding]:
         if has_shards(run, optimizer):
             continue
         if apart := unequal(run.steps(optimizer)):
-            if not (_averages_weights(run, optimizer) or _reduces_in_step(run.ranks[0], apart[0][0])):
+            if not (_averages_weights(run, optimizer, apart[1]) or _reduces_in_step(run.ranks[0], apart[0][0])):
                 yield _not_averaged(run, *apart)
         elif run.num_ranks > 1:
             yield from wrong_factor(runs, optimizer)
+
+
+def may_compare_less(runs: Runs) -> Iterator[str]:
+    """Yield a line if losses compare samples of all ranks, and give another gradient than on one rank."""
+    pairs = beside_one_rank(runs, 1)
+    draws = any(one.random_state for one in runs.together.ranks[0].forwards(training=True)[:1])
+    if pairs and factor_of(pairs) is None and not draws and compares_ranks(runs):
+        yield (
+            "a loss compares samples of all ranks, and its first gradient is no multiple of that of one rank with the "
+            "same weights and samples; right where batch norm, or a queue, depends on the rank's own, else: gather by "
+            "torch.distributed.nn.all_gather, and number labels from rank * len(batch)"
+        )
 
 
 def _too_early(rank: Rank, change: EarlyChange) -> Finding:
@@ -87,12 +111,30 @@ def _changed_early(run: Run) -> Finding | None:
     return None
 
 
-def _averages_weights(run: Run, optimizer: int) -> bool:
-    """Return whether ranks apply different gradients, but have the same weights before every or some later step."""
+def _averages_weights(run: Run, optimizer: int, names: Sequence[str]) -> bool:
+    """Return whether ranks apply different gradients of these names, but have the same weights before later steps.
+
+    Not so if each weight is that of the one rank which sends it, and nothing has reduced its gradient to that rank.
+    """
     pairs = list(run.steps(optimizer))
     weights = [[step.weights for step in steps] for steps in pairs[1:]]
     has_weights = len(pairs) > 2 and all(all(own) for own in weights)
-    return rejoins(run, optimizer) or (has_weights and not any(map(differing, weights)))
+    is_alike = has_weights and not any(map(differing, weights)) and not _only_broadcasts(run.ranks[0], optimizer, names)
+    return rejoins(run, optimizer) or is_alike
+
+
+def _only_broadcasts(rank: Rank, optimizer: int, names: Sequence[str]) -> bool:
+    """Return whether a rank's collectives up to the second step are broadcasts, beside those of other gradients."""
+    backward = (index for index, one in enumerate(rank.records) if getattr(one, "what", "") == BACKWARD)
+    window = rank.records[next(backward, 0) : rank.records.index(rank.steps(optimizer)[1])]
+    sent = {one.name for one in window if isinstance(one, Sent)}
+    kinds = {
+        one.kind
+        for before, one in itertools.pairwise(window)
+        if isinstance(one, Collective) and not isinstance(before, Sent)
+        if math.prod(one.shape) > 1 or "grouped" in one.kind
+    }
+    return kinds == {"broadcast"} and sent.isdisjoint(names)
 
 
 def _reduces_in_step(rank: Rank, step: Step) -> bool:

@@ -9,7 +9,7 @@ from allstep.commands.prove.checks.carrying import carries, discards
 from allstep.commands.prove.checks.samples import is_same
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.rank import Rank
-from allstep.commands.prove.records import Collective, Forward, Read, Step, Write
+from allstep.commands.prove.records import Collective, Forward, Loop, Read, Step, Write
 from allstep.commands.prove.runs import Run, Runs
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 
@@ -54,6 +54,8 @@ def _writes(run: Run) -> Iterator[Finding]:
 def _validation(runs: Runs) -> Finding | None:
     run = runs.together
     first = [next(iter(_evaluated(rank)), None) for rank in run.ranks]
+    if finding := _of_a_share(runs):
+        return finding
     # One rank validates for all, or none does; or what is not observed may reduce the results.
     text = runs.script.read_text() if runs.script else ""
     if None in first or run.library == "tf.distribute" or _OTHER_WAYS.search(text):
@@ -87,6 +89,22 @@ def _validation(runs: Runs) -> Finding | None:
             one.line,
         )
     return None
+
+
+def _of_a_share(runs: Runs) -> Finding | None:
+    """Find one rank that validates for all, and reads only its share of the samples."""
+    run = runs.together
+    calls = [(rank, call) for rank in run.ranks for call in _evaluated(rank)[:1]]
+    loops = [loop for rank, call in calls for loop in rank.all(Loop) if loop.number == call.loop]
+    if len(loops) != 1 or run.failure or (getattr(loops[0].sampler, "num_replicas", 0) or 1) < run.num_ranks:
+        return None
+    return Finding(
+        "validation-of-one-rank",
+        "one rank validates for all, and only its share of the samples",
+        f"the sampler of its loader draws one of {run.num_ranks} shares",
+        "leave the sampler out where one rank validates for all: DataLoader(validation)",
+        loops[0].line,
+    )
 
 
 def _evaluated(rank: Rank) -> list[Forward]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_map
 
 from allstep.commands.prove.observer.guarding import Observation
 from allstep.commands.prove.observer.observer import Observer, replace
@@ -31,7 +33,10 @@ class Models:
         self._num_calls: dict[int, int] = {}  # by model
         self._last_looks: dict[int, int] = {}  # steps, by model
         self._weights = observer.quiet("weights of models that are called without gradients", self._digest_of, "")
-        self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).sized, ((), 0))
+        self._samples = Samples(as_rows)
+        self._returned: dict[int, set[StorageWeakRef | None]] = {}  # by model, of its last call
+        self._rows = observer.quiet("inputs of models without digests", self._sized, ((), 0))
+        self._note_outputs = observer.quiet("outputs of models", self._keep_outputs)
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Return the name of a parameter in the models that have been called."""
@@ -73,11 +78,12 @@ class Models:
             self._called.append(module)
         line, by_library, before = observer.line(), observer.is_by_library(), _random_state()
         earlier, step = observer.collectives.copy(), observer.progress.num_steps + 1
-        rows, num_bytes = self._rows((args, kwargs), (line, id(module)))
+        rows, num_bytes = self._rows(module, (args, kwargs), line)
         if not rows:
             observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
         with observer.waiting("the model", computes=True):
             outputs = yield
+        self._note_outputs(module, outputs)
         # A call that steps by itself, such as of Lightning's manual optimization, has no outputs.
         has_gradients = any(one.requires_grad for one in _tensors(outputs)) or observer.progress.num_steps >= step
         is_training = torch.is_grad_enabled() and has_gradients
@@ -107,6 +113,19 @@ class Models:
             observer = self._observer
             step, line = observer.progress.num_steps + 1, observer.line()
             observer.write(Forward(step, observer.progress.loop, True, (), None, buffers, None, line, in_eval=False))
+
+    def _sized(self, module: torch.nn.Module, inputs: Any, line: str) -> tuple[tuple[str, ...], int]:
+        """Return digests of samples, to which states that the model has returned, as of an LSTM, do not belong."""
+        site, returned = (line, id(module)), self._returned.get(id(module), ())
+
+        def given(one: Any) -> Any:
+            return None if isinstance(one, torch.Tensor) and _storage(one) in returned else one
+
+        found = self._samples.sized(tree_map(given, inputs), site)
+        return found if found[0] else self._samples.sized(inputs, (site, "whole"))
+
+    def _keep_outputs(self, module: torch.nn.Module, outputs: Any) -> None:
+        self._returned[id(module)] = {*map(_storage, _tensors(outputs))} - {None}
 
     def _digest_of(self, module: torch.nn.Module, step: int) -> str:
         """Return a digest of a model's weights, once for each step; empty if ranks have shards of these."""
@@ -148,6 +167,13 @@ def _has_weights(module: torch.nn.Module) -> bool:
 
 def _is_trained(module: torch.nn.Module) -> bool:
     return any(one.requires_grad for one in module.parameters())
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except NotImplementedError:  # of sparse tensors, and in torch.func
+        return None
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
