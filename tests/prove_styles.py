@@ -278,4 +278,5 @@ STYLES = (
         "DataLoader(test, 16, sampler=DistributedSampler(test))",
     ),
     Fault("collective-left-out", "ddp_rank_zero", "model.module(inputs)", "model(inputs)"),
+    Fault("gradients-not-averaged", "ddp_updates", "model(inputs)", "model.module(inputs)"),
 )

@@ -30,6 +30,8 @@ FOLLOWS_LOSSES = "whether learning rates fall as on one rank"
 """Name of what is not compared where a scheduler lowers rates when losses stay the same."""
 BY_LOSSES = "they follow the losses"
 """Reason why it is not."""
+UNNAMED = "parameter "
+"""Begin of the names of weights that are in no model."""
 AVERAGES_WEIGHTS = "weights"
 """Operation of a wrapper that averages weights, not gradients."""
 

@@ -112,7 +112,7 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "whether the learning rate is scaled, for it rises in all steps seen"
     ratio = gradient_ratio(runs, 1)
     if ratio is None and (factors := factors_of(run, 1)) and np.ptp(factors) > 0.05 * max(factors):
-        yield "whether gradients are added up in place of averaged, for the script clips them"
+        yield "whether gradients are added up in place of averaged, for their scale varies, as by clipping"
     elif np.any(applied) and not all(factors_of(run, i) or has_shards(run, i) for i in optimizers):
         yield "whether all gradients are averages and no sums, for some are no multiples of those from backward"
     if ratio is None and compares_ranks(runs):

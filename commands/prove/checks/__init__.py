@@ -71,6 +71,7 @@ _PLAIN = (
     r"model = DistributedDataParallel\(model\)",
     r"dist\.all_reduce\(correct\)",
     r"if rank == 0:",
+    r"after the model is made: torch\.manual_seed\(seed \+ rank\)",
     r"give the DistributedSampler of every rank the same seed and epoch",
 )
 _ONE_SEED = "seed_everything(seed) alike on all ranks, of which samplers take their seeds"
@@ -81,6 +82,7 @@ _LIBRARIES = {
         "model, optimizer = accelerator.prepare(model, optimizer)",
         "accelerator.gather_for_metrics((predictions, labels))",
         "if accelerator.is_main_process:",
+        "set_seed(seed, device_specific=True)",
     ),
     "lightning.fabric": (
         "loader = fabric.setup_dataloaders(loader)",
@@ -88,6 +90,7 @@ _LIBRARIES = {
         "model, optimizer = fabric.setup(model, optimizer)",
         "fabric.all_reduce(correct)",
         "if fabric.is_global_zero:",
+        "after the model is made: torch.manual_seed(seed + fabric.global_rank)",
         _ONE_SEED,
     ),
     "lightning.pytorch": (
@@ -96,6 +99,7 @@ _LIBRARIES = {
         "Trainer(strategy='ddp')",
         "self.log(..., sync_dist=True)",
         "if self.trainer.is_global_zero:",
+        "after the model is made: torch.manual_seed(seed + self.global_rank)",
         _ONE_SEED,
     ),
     "transformers": (

@@ -8,6 +8,8 @@ from pathlib import Path
 from allstep.commands.prove.observer.progress import parsed
 
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+_PRINTING = ("print", "info", "debug", "warning", "write", "set_postfix", "add_scalar")
+"""Methods that take values and keep none."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -146,7 +148,8 @@ class _Flow:
         """Yield the objects whose methods take a value, such as a list or a metric."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and any(map(self._has_value, (*call.args, *call.keywords))):
-                owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+                takes = isinstance(call.func, ast.Attribute) and call.func.attr not in _PRINTING
+                owner = call.func.value if takes else None
                 while isinstance(owner, (ast.Subscript, ast.Call)):
                     owner = owner.value if isinstance(owner, ast.Subscript) else owner.func
                 if isinstance(owner, (ast.Name, ast.Attribute)):

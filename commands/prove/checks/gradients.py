@@ -52,7 +52,9 @@ def check(runs: Runs) -> Iterator[Finding]:
         if has_shards(run, optimizer):
             continue
         if apart := unequal(run.steps(optimizer)):
-            if not (_averages_weights(run, optimizer, apart[1]) or _reduces_in_step(run.ranks[0], apart[0][0])):
+            first = apart[0][0]
+            is_inner = first.bypass == "inner" and not rejoins(run, optimizer)  # a wrapper's average is left out
+            if is_inner or not (_averages_weights(run, optimizer, apart[1]) or _reduces_in_step(run.ranks[0], first)):
                 yield _not_averaged(run, *apart)
         elif run.num_ranks > 1:
             yield from wrong_factor(runs, optimizer)

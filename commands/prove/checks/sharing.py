@@ -100,7 +100,12 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if is_same_data and is_certain:
         drawn = [(one.seed, one.epoch) for one in samplers if one.num_replicas]
         change = f"give the DistributedSampler of every rank the same seed and epoch; received {listed(drawn)}"
-        return _overlap(evidence, first[0].line, change if len({*drawn}) > 1 else mend(ranks_of_run[0]))
+        shares = _shares_used(runs, first)
+        if shares and max(shares[1:]) < 0.75 * shares[0]:  # each rank takes a part of every sample, as of its tokens
+            change = "draw the same samples in the same order on all ranks, by one seed"
+        elif len({*drawn}) < 2:
+            change = mend(ranks_of_run[0])
+        return _overlap(evidence, first[0].line, change)
     reason = "that is meant" if is_same_data else "ranks have data of their own"
     return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
 
@@ -131,9 +136,8 @@ def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
         for rank, loop in zip(together, first, strict=True)
     ]
     is_same = len(loaded[0] & loaded[1]) > MOST * len(loaded[0]) or _holds_the_same(runs.together)
-    [alone] = runs.first_loop_alone
-    shares = [_used(runs.alone.ranks[0], alone), *map(_used, together, first)]
-    if not is_same or not shares[0] or max(shares) > 1.05 * min(shares):
+    shares = _shares_used(runs, first)
+    if not is_same or not shares or max(shares) > 1.05 * min(shares):
         return None
     evidence = f"the loaders of {ranks((0, 1))} draw the same indices, such as {listed(together[0].indices(first[0]))}"
     if not all(one.sampler and (one.sampler.reads_all or one.sampler.num_replicas) for one in first):
@@ -145,6 +149,12 @@ def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
         mend(together[0]),
         first[0].line,
     )
+
+
+def _shares_used(runs: Runs, first: Sequence[Loop]) -> list[float]:
+    """Return what models use of each loaded sample on one rank, and on each of several; empty if that is unknown."""
+    own = [_used(runs.alone.ranks[0], loop) for loop in runs.first_loop_alone] if runs.alone else []
+    return [*own, *map(_used, runs.together.ranks, first)] if own and own[0] else []
 
 
 def _used(rank: Rank, loop: Loop) -> float:

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.rank import Rank
-from allstep.commands.prove.records import AVERAGES_WEIGHTS, TENSOR_PARALLEL, Collective, Step
+from allstep.commands.prove.records import AVERAGES_WEIGHTS, TENSOR_PARALLEL, UNNAMED, Collective, Step
 from allstep.commands.prove.runs import Run, Runs
 from allstep.common.exact.replica_check import OUT_OF_STEP
 
-_UNNAMED = "parameter "
-"""Begin of the names of weights that are in no model."""
 BROADCASTS = {
     "horovod.tensorflow": "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a loop, "
     "after its first step, hvd.broadcast_variables(model.weights, root_rank=0), and the optimizer's variables",
@@ -93,7 +91,7 @@ def has_shards(run: Run, optimizer: int) -> bool:
     names = [{*step.weights} for step in first]
     if not names or not all(names):
         return False
-    are_copies = not any(one.local for step in first for one in step.gradients) and _UNNAMED in min(names[0])
+    are_copies = not any(one.local for step in first for one in step.gradients) and UNNAMED in min(names[0])
     return not set.intersection(*names) or (are_copies and bool(parted(run, first)))
 
 

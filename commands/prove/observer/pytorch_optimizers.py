@@ -109,8 +109,8 @@ class Optimizers:
         trained = list(self._by_gradient.values())
         if (parameter := self._by_gradient.get(tensor.data_ptr())) is not None and parameter.shape == tensor.shape:
             pairs = [(parameter, tensor)]
-        elif not self._observer.is_inside and tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in trained):
-            pairs = self._parts(tensor, trained)
+        elif self._pending is None and not self._observer.is_inside and self._is_vector_of(trained, tensor):
+            pairs = self._parts(tensor, trained)  # in a step of an optimizer, it is one of updates
         else:
             return
         for one, gradient in pairs:
@@ -120,9 +120,13 @@ class Optimizers:
     def has_trained(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a weight that has been stepped, or a vector of all of them."""
         weights = [one.detach() for one in self._hooked.values()] if self._num_steps else []
-        if tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in weights) > 1:
+        if len(weights) > 1 and self._is_vector_of(weights, tensor):
             weights.append(torch.cat([one.reshape(-1) for one in weights]))
         return any(one.shape == tensor.shape and torch.equal(one, tensor) for one in weights)
+
+    @staticmethod
+    def _is_vector_of(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> bool:
+        return vector.dim() == 1 and len(vector) == sum(one.numel() for one in tensors)
 
     def _parts(self, vector: torch.Tensor, trained: list[torch.Tensor]) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
         """Return the gradients in a vector, in the order of optimizers or of models; none in another order."""
