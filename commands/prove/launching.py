@@ -66,6 +66,8 @@ class Script:
                         f"expected {quote(self.path)} to end, or to come through {self.num_steps} steps of two epochs, "
                         f"within {self.time_limit:g} s, received {error}; raise --timeout, or lower --steps"
                     ) from None
+                if self.launcher not in _BY_ITSELF:
+                    run = _without_helpers(run)
                 failure = failure_of(run, status, job.printed())
             put_back(run.writes)
             self._check(run, failure)
@@ -90,6 +92,11 @@ class Script:
 
     def _check(self, run: Run, failure: str) -> None:
         """Refuse a run that shows nothing."""
+        if run.has(records.SHARED):
+            raise UserError(
+                f"expected ranks of {quote(self.path)} with weights of their own, received weights in memory that "
+                "processes share (Hogwild), whose steps wait for nobody; prove compares steps that ranks take together"
+            )
         is_whole = len(run.ranks) >= run.num_ranks or self.launcher in _BY_ITSELF
         if failure and (run.num_ranks == 1 or not next(run.steps(), None) or not is_whole):
             raise self.refusal(run, failure)
@@ -115,6 +122,12 @@ class Script:
                 f"expected {quote(self.path)} to train on several {what}, received one; give it several, or say by "
                 "--launcher how its ranks are started"
             )
+
+
+def _without_helpers(run: Run) -> Run:
+    """Return a run without processes that ranks start and that take no steps, such as actors."""
+    stepping = {rank.number for rank in run.ranks if rank.steps()}
+    return replace(run, ranks=tuple(rank for rank in run.ranks if rank.steps() or rank.number not in stepping))
 
 
 def failure_of(run: Run, status: int | None, printed: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from prove_records import ALONE, GRADIENTS, map_steps, names, run
 
 from allstep.commands.prove.checks import findings
+from allstep.commands.prove.checks.factors import first_ratio
 from allstep.commands.prove.observer.values import projections
 from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
@@ -214,3 +215,10 @@ def test_gradients_on_the_samples_of_one_rank(ratio, expected, counts_tokens):
 def test_the_loss_of_a_single_step_tells_nothing():
     ranks = [Rank(rank.records[:5]) for rank in map_steps(run(), lambda _, step: {"loss": 2.0}).ranks]
     assert names(replace(run(), ranks=tuple(ranks))) == []
+
+
+def test_the_first_ratio_of_losses_is_told_from_their_trend_and_from_outliers():
+    ratios = [0.5 * 1.02 ** (-1) ** step for step in range(20)]
+    assert first_ratio([*ratios[:-1], 1e-4]) == pytest.approx(0.5, rel=0.1)
+    assert first_ratio([2 * one * 0.95**step for step, one in enumerate(ratios)]) == pytest.approx(1, rel=0.1)
+    assert first_ratio([-0.5, 1.0, 2.0]) == 1.0

@@ -33,8 +33,6 @@ NEAR = 0.02
 """Relative tolerance of a factor."""
 _NEAR_LOSS = {True: 0.25, False: 0.1}
 """Relative tolerance of a ratio of losses on different samples, by whether the runs began with the same weights."""
-_ALIKE = 0.05
-"""Relative tolerance of all ratios of first losses on different samples where gradients are clipped."""
 _FIRST_STEPS = 3
 """Number of steps whose losses must agree on such a ratio."""
 _MANY_STEPS = 20
@@ -73,9 +71,9 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     else:
         ratios = _loss_ratios(runs, optimizer)
         clips = any(one.unclipped and one.unclipped != one.applied for one in first.gradients)
-        is_sure = not clips or _begin_alike(runs, optimizer)
-        share = _certain_share(ratios, size, runs, optimizer) if is_sure else 1.0
-        if clips and len(ratios) > 1 and any(abs(one / share - 1) > _ALIKE for one in ratios):
+        tells = not clips or _begin_alike(runs, optimizer)
+        share = _certain_share(ratios, size, runs, optimizer) if tells else 1.0
+        if clips and len(ratios) > 1 and any(abs(one / share - 1) > 0.05 for one in ratios):
             share = 1.0  # by chance, such as of policies
     evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
     if share != 1:
@@ -225,9 +223,19 @@ def _nearest_share(ratios: Sequence[float], size: int, *, is_sure: bool) -> floa
 
     If the runs began with other weights, which change losses as well, a ratio that is not near 1 tells nothing.
     """
-    ratio = statistics.median(ratios) if ratios else 1.0
+    ratio = first_ratio(ratios) if ratios else 1.0
     share = min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
     return 1 / size if share == 1 and ratio < 1 - _NEAR_LOSS[False] and not is_sure else share
+
+
+def first_ratio(ratios: Sequence[float]) -> float:
+    """Return the ratio in the first step without noise, by the median trend that steps of other lengths give."""
+    if min(ratios) <= 0:
+        return statistics.median(ratios)
+    logs = list(enumerate(np.log(ratios)))
+    pairs = itertools.combinations(logs, 2)
+    slope = statistics.median([(after - old) / (later - index) for (index, old), (later, after) in pairs] or [0.0])
+    return float(np.exp(statistics.median(value - slope * index for index, value in logs)))
 
 
 def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:

@@ -29,11 +29,13 @@ from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import (
     APPLIED,
     BACKWARD,
+    SHARED,
     EarlyChange,
     Gradient,
     Projections,
     Sent,
     Step,
+    Wrapped,
 )
 
 _register_hook = torch.Tensor.register_hook  # before it is observed
@@ -223,6 +225,8 @@ class Optimizers:
             counts[name := self._name(one)] += 1
             if counts[name] > 1:
                 self._names[id(one)] = f"{name} ({counts[name]})"
+        if number == 1 and any(one.is_shared() for one in whole if not one.is_cuda):
+            self._observer.write(Wrapped("share_memory", self._observer.line(), SHARED))
         if sharded:
             self._observer.note_unseen("sharded weights, gradients and states", "each rank has a shard")
         before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, whose ranks have already stepped
