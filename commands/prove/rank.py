@@ -32,6 +32,8 @@ from allstep.commands.prove.records import (
 )
 
 Kind = TypeVar("Kind", bound=Record)
+MOST = 0.5
+"""Share of samples in common above which batches count as the same."""
 
 
 @dataclass(frozen=True)

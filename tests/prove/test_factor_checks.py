@@ -125,7 +125,8 @@ def test_the_loss_of_a_small_batch_is_compared_with_that_on_the_same_samples(is_
 
 
 @pytest.mark.parametrize(
-    ("factors", "expected"), [((0.3, 0.5, 0.7), []), ((0.5, 0.3, 0.5), ["gradients-averaged-twice"])]
+    ("factors", "expected"),
+    [((0.3, 0.5, 0.7), []), ((0.5, 0.3, 0.5), ["gradients-averaged-twice"]), ((0.0, 0.0, 0.0), [])],
 )
 def test_factors_of_a_norm_that_the_script_clips(factors, expected):
     def change(rank, step):

@@ -27,7 +27,7 @@ from allstep.commands.prove.observer import (
 )
 from allstep.commands.prove.observer import observer as observing
 from allstep.commands.prove.observer.observer import Observer, Settings
-from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
+from allstep.commands.prove.observer.pytorch_models import Wrappers
 from allstep.commands.prove.records import FOLLOWS_LOSSES, Forward, Loop, Record, Sent, Step, Unseen, Write
 
 DATA = list(range(12))

@@ -148,8 +148,8 @@ class _Flow:
         """Yield the objects whose methods take a value, such as a list or a metric."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and any(map(self._has_value, (*call.args, *call.keywords))):
-                takes = isinstance(call.func, ast.Attribute) and call.func.attr not in _PRINTING
-                owner = call.func.value if takes else None
+                is_kept = isinstance(call.func, ast.Attribute) and call.func.attr not in _PRINTING
+                owner = getattr(call.func, "value", None) if is_kept else None
                 while isinstance(owner, (ast.Subscript, ast.Call)):
                     owner = owner.value if isinstance(owner, ast.Subscript) else owner.func
                 if isinstance(owner, (ast.Name, ast.Attribute)):

@@ -45,7 +45,7 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     if not factors:
         return
     alone = factors_of(runs.alone, optimizer) if runs.alone else []
-    scale = alone[0] if alone and np.ptp(alone) <= SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
+    scale = alone[0] if alone and np.ptp(alone) < SAME * alone[0] else 1.0  # of a GradScaler, or of a hook
     factor, size = statistics.median(factors) / scale, run.num_ranks
     first = next(run.steps(optimizer))[0]
     ratio = gradient_ratio(runs, optimizer)
@@ -269,7 +269,7 @@ def _loss(steps: Sequence[Step]) -> float | None:
 
 
 def near(value: float, target: float) -> bool:
-    return abs(value / target - 1) < NEAR
+    return abs(value - target) < NEAR * target
 
 
 def _second_average(rank: Rank) -> str:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
-from allstep.commands.prove.observer.pytorch_models import Models
+from allstep.commands.prove.observer.pytorch_models import Models, Wrappers
 from allstep.commands.prove.observer.pytorch_values import (
     UnobservableError,
     bytes_of,
@@ -24,7 +24,6 @@ from allstep.commands.prove.observer.pytorch_values import (
     some_values,
 )
 from allstep.commands.prove.observer.pytorch_variables import note_variables
-from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import (
     APPLIED,
@@ -116,6 +115,10 @@ class Optimizers:
         else:
             return
         for one, gradient in pairs:
+            if 2 * len((values := some_values(gradient)).nonzero()) < len(values):
+                what = "changes of gradients that are mostly zero when the script sends them"
+                self._observer.note_unseen(what, "it may send the largest values only")
+                continue
             sent = Sent(self._name(one), self._local[id(one)], self._projected(gradient), self._observer.line())
             self._observer.write(sent)
 
