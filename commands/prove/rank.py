@@ -178,10 +178,6 @@ def is_join(record: Record) -> bool:
     return getattr(record, "kind", getattr(record, "what", "")) in (JOIN, HOROVOD_JOIN)
 
 
-MOST = 0.5
-"""Share of samples in common above which batches count as the same."""
-
-
 def validations(records: Sequence[Record]) -> set[int]:
     """Return the positions of the records of calls that validate a model."""
     calls = {index: record for index, record in enumerate(records) if isinstance(record, Forward)}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from allstep.commands.prove.observer.guarding import Observation
-from allstep.commands.prove.observer.keras_values import native
+from allstep.commands.prove.observer.keras_models import native
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.tf_distribute import local, sent
 from allstep.commands.prove.records import JOIN, Collective, World, Wrapped

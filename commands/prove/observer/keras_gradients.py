@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from allstep.commands.prove.observer.keras_values import call_with, native, some_values
+from allstep.commands.prove.observer.keras_models import call_with, native, some_values
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.tf_distribute import current_replica, local, sent
 from allstep.commands.prove.observer.values import digest, finite, projections

@@ -2,17 +2,17 @@
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.commands.prove.observer.keras_values import call_with, some_values
+from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, owner_of, replace
 from allstep.commands.prove.observer.tf_distribute import current_replica
-from allstep.commands.prove.observer.values import Samples, digest
+from allstep.commands.prove.observer.values import Samples, digest, stride
 from allstep.commands.prove.records import RUNNING, Forward
 
 # Steps in which fit, evaluate and predict call a model, and whether it trains there; predictions are not checked.
@@ -126,6 +126,11 @@ def install(observer: Observer) -> None:
     """Hook every model that makes its step functions or is called from now on."""
     models = Models(observer)
     around = observer.around
+
+    def observe_function(*args: Any, jit_compile: bool | None = None, **kwargs: Any) -> Generator[Arguments, Any, None]:
+        yield args, kwargs  # uncompiled, since XLA cannot call Python
+
+    replace(tf, "function", around("compiled functions", observe_function))
     for kind in _STEPS:
         make = f"make_{kind}_function"
         replace(owner_of(make, keras.Model), make, around("steps of models", models.observe_make(kind)))
@@ -160,3 +165,23 @@ def _buffers(model: keras.Model, is_training: bool) -> Iterator[tuple[str, tf.Te
         is_running = one.path.endswith(_MOVING)
         if one.dtype.startswith(("float", "bfloat")) and is_running != is_training:
             yield f"{one.path} {RUNNING[0] if is_running else index}", some_values(one)
+
+
+def native(variable: Any) -> Any:
+    """Return the tf.Variable of a Keras variable, or any other value itself."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def some_values(tensor: Any) -> tf.Tensor:
+    """Return the values of a tensor that are projected or digested, as a vector."""
+    flat = tf.reshape(tf.convert_to_tensor(native(tensor)), [-1])
+    return flat[:: stride(flat.shape.num_elements() or 1)]
+
+
+def call_with(function: Callable[..., None], tensors: Sequence[Any]) -> None:
+    """Call a function with arrays whenever the graph that is being traced runs, or at once without a graph."""
+
+    def call(*arrays: Any) -> None:
+        function(*arrays)
+
+    tf.numpy_function(call, list(tensors), [])

@@ -19,11 +19,11 @@ from allstep.commands.prove.observer.pytorch_values import (
     UnobservableError,
     bytes_of,
     is_zero,
+    note_variables,
     projected,
     some_bytes,
     some_values,
 )
-from allstep.commands.prove.observer.pytorch_variables import note_variables
 from allstep.commands.prove.observer.values import digest, finite, projections
 from allstep.commands.prove.records import (
     APPLIED,

@@ -58,7 +58,7 @@ _OBSERVERS = {
     "torch": ("pytorch",),
     "horovod.torch": ("horovod_pytorch",),
     "tensorflow": ("tf_distribute",),
-    "keras": ("keras_values", "keras_models", "keras_gradients", "keras_fit"),
+    "keras": ("keras_models", "keras_gradients", "keras_fit"),
     "horovod.tensorflow": ("horovod_tensorflow",),
 }
 
