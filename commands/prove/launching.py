@@ -95,7 +95,7 @@ class Script:
         if run.has(records.SHARED):
             raise UserError(
                 f"expected ranks of {quote(self.path)} with weights of their own, received weights in memory that "
-                "processes share (Hogwild), whose steps wait for nobody; prove compares steps that ranks take together"
+                "processes share (Hogwild), whose steps wait for no other; prove compares steps that ranks share"
             )
         is_whole = len(run.ranks) >= run.num_ranks or self.launcher in _BY_ITSELF
         if failure and (run.num_ranks == 1 or not next(run.steps(), None) or not is_whole):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from prove_records import ALONE, GRADIENTS, map_steps, names, run
 
-from allstep.commands.prove.checks import findings
+from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.checks.factors import first_ratio
 from allstep.commands.prove.observer.values import projections
 from allstep.commands.prove.rank import Rank
@@ -186,7 +187,12 @@ def test_losses_that_compare_samples_of_all_ranks(gathers):
 
 @pytest.mark.parametrize(
     ("ratio", "expected"),
-    [(1, ("", "")), (0.5, ("loss-scaled", "gradients-averaged-twice")), (2, ("loss-scaled", "gradients-summed"))],
+    [
+        (1, ("", "")),
+        (0.5, ("loss-scaled", "gradients-averaged-twice")),
+        (2, ("loss-scaled", "gradients-summed")),
+        (1 + np.arange(50), ("", "")),  # as with labels of other samples
+    ],
 )
 @pytest.mark.parametrize("counts_tokens", [False, True])
 def test_gradients_on_the_samples_of_one_rank(ratio, expected, counts_tokens):
@@ -210,7 +216,10 @@ def test_gradients_on_the_samples_of_one_rank(ratio, expected, counts_tokens):
                 records.append(one)
             ranks.append(Rank(tuple(records)))
         sides.append(replace(side, ranks=tuple(ranks)))
-    assert [one.name for one in findings(Runs(*sides))] == [*filter(None, [expected[counts_tokens]])]
+    runs = Runs(*sides)
+    assert [one.name for one in findings(runs)] == [*filter(None, [expected[counts_tokens]])]
+    lines = [one for one in perhaps(runs, []) if one.startswith("a loss compares samples of all ranks")]
+    assert len(lines) == (np.ndim(ratio) > 0 and not counts_tokens)
 
 
 def test_the_loss_of_a_single_step_tells_nothing():

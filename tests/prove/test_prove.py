@@ -24,6 +24,7 @@ optimizer = torch.optim.SGD([weight], 0.1)
 (weight * 2).backward()
 optimizer.step()
 """
+_SHARED = _ALONE.replace("zeros(1, requires_grad=True)", "zeros(1).share_memory_().requires_grad_()")
 _FILES = """
 from pathlib import Path
 old, new = Path({folder!r}, "old"), Path({folder!r}, "new")
@@ -92,6 +93,7 @@ def test_the_report_as_json_names_the_line_of_a_failure(tmp_path):
     [
         pytest.param(_NEVER, "a script that ended without a step", marks=pytest.mark.full),
         pytest.param(_ALONE, "one; give it several", marks=pytest.mark.full),
+        pytest.param(_SHARED, "memory that processes share", marks=pytest.mark.full),
         pytest.param(_FAILS, "its failure: RuntimeError: no data here", marks=pytest.mark.full),
         ("def f(:\n", "which is none: invalid syntax"),
         ("print(1)\n", "without a word of them"),
