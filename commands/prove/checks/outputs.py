@@ -96,7 +96,8 @@ def _of_a_share(runs: Runs) -> Finding | None:
     run = runs.together
     calls = [(rank, call) for rank in run.ranks for call in _evaluated(rank)[:1]]
     loops = [loop for rank, call in calls for loop in rank.all(Loop) if loop.number == call.loop]
-    if len(loops) != 1 or run.failure or (getattr(loops[0].sampler, "num_replicas", 0) or 1) < run.num_ranks:
+    is_broken = run.failure or run.stacks or run.is_deserted  # the others were to validate as well
+    if is_broken or len(loops) != 1 or (getattr(loops[0].sampler, "num_replicas", 0) or 1) < run.num_ranks:
         return None
     return Finding(
         "validation-of-one-rank",
