@@ -74,7 +74,7 @@ def watching(
         yield agent.ask_to_stop
     except BaseException:
         if world_size == 1:
-            agent.finish()  # whoever catches the error, as a notebook does, goes on without this watch
+            agent.finish()  # a notebook that catches the error goes on without this watch
         elif limits.elastic:
             agent.abandon()
         else:

@@ -244,7 +244,7 @@ def test_a_session_after_tensorflow_has_started(tmp_path):
             "the optimizer has parameters that are not the model's",
         ),
         ({"optimizer": "program"}, "--optimizer program needs a Session that is given an optimizer"),
-        ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
+        ({"outputs": 1}, r"expected outputs \(n, 2\) of --model program, received \(n, 1\)"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(change, said):

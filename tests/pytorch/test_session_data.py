@@ -140,7 +140,7 @@ def test_parts_keep_the_classes_of_the_whole():
 def test_fields_of_a_mapping_are_named_or_chosen_by_flags(capfd):
     samples = Samples(lambda index: {"pixel_values": IMAGES[index], "age": torch.tensor(3.0), "labels": LABELS[index]})
     assert opened(samples, samples).task == "classification"
-    line = "pixel_values is the input and labels the target; left out: age"
+    line = "passed over fields besides pixel_values and labels: 1, such as age"
     assert line in capfd.readouterr().err
     assert opened(samples, samples, target_field="age").task == "regression"
     with pytest.raises(UserError, match="a field x in the samples, received age, labels, pixel_values"):
