@@ -180,7 +180,7 @@ def test_gradients_that_a_script_sends_in_one_vector(order, bound, num_sent, obs
     trained = [one for group in groups for one in group]
     gradients = [trained[index].grad for index in order]
     vector = torch.cat([one.reshape(-1) for one in gradients if one is not None])
-    optimizers.note_sent(vector.clamp(-bound, bound))
+    optimizers.gradients.note_sent(vector.clamp(-bound, bound))
     sent = [one for one in found if isinstance(one, Sent)]
     assert len(sent) == num_sent
     assert all(one.local == one.sent for one in sent)
@@ -194,15 +194,17 @@ def test_gradients_that_hooks_send_and_weights_that_a_script_sends(observer, mon
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for weight in model.parameters():
-        weight.register_post_accumulate_grad_hook(lambda one: optimizers.note_sent(one.grad.clamp_(-1e-3, 1e-3)))
+        weight.register_post_accumulate_grad_hook(
+            lambda one: optimizers.gradients.note_sent(one.grad.clamp_(-1e-3, 1e-3))
+        )
     model(torch.randn(3, 4)).square().sum().backward()
     assert [one.local == one.sent for one in found if isinstance(one, Sent)] == [False, False]
     before = nn.utils.parameters_to_vector(model.parameters())
-    assert not optimizers.has_trained(before)
+    assert not optimizers.gradients.has_trained(before)
     optimizer.step()
-    assert not optimizers.has_trained(before)
-    assert optimizers.has_trained(nn.utils.parameters_to_vector(model.parameters()))
-    assert optimizers.has_trained(model.weight.data)
+    assert not optimizers.gradients.has_trained(before)
+    assert optimizers.gradients.has_trained(nn.utils.parameters_to_vector(model.parameters()))
+    assert optimizers.gradients.has_trained(model.weight.data)
 
 
 class _Manual(nn.Module):

@@ -37,7 +37,7 @@ def install(observer: Observer) -> None:
         def observe(tensor: Any, _output: Any, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             if "allreduce" in kind and not observer.is_inside:
                 for one in tensor if isinstance(tensor, (list, tuple)) else [tensor]:
-                    optimizers.note_sent(one)
+                    optimizers.gradients.note_sent(one)
             name = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), "")
             shape = tuple(getattr(tensor, "shape", ()))
             observer.collectives[kind] += 1

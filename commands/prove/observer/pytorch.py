@@ -63,8 +63,8 @@ def _observing(observer: Observer, optimizers: Optimizers, kind: str, *, by_scri
         observer.collectives[kind] += 1
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
         if tensors and kind in ("all_reduce", "reduce"):
-            optimizers.note_sent(tensors[0])
-        if tensors and kind in ("isend", "send") and optimizers.has_trained(tensors[0]):
+            optimizers.gradients.note_sent(tensors[0])
+        if tensors and kind in ("isend", "send") and optimizers.gradients.has_trained(tensors[0]):
             observer.write(Wrapped(kind, observer.line(), AVERAGES_WEIGHTS))  # of neighbours (gossip)
         if observer.is_inside:
             yield
