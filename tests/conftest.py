@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 
 import gpus
@@ -108,6 +109,13 @@ def pytest_runtest_protocol(item: pytest.Item):
             return (yield)
     finally:
         launches.watch(None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """Fail a test that leaves a watchdog behind, which may end this process in a later test."""
+    yield
+    assert not any(thread.name == exit.WATCH for thread in threading.enumerate()), "a watchdog is left"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
