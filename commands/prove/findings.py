@@ -23,10 +23,13 @@ class Finding:
         return f"{self.name}{where}: {self.what}\n  evidence: {self.evidence}\n  mend: {self.mend}"
 
 
+_MAX_NAMES = 4
+
+
 def listed(names: Collection[object]) -> str:
     """Return the first names in a line, and how many more there are."""
-    first = ", ".join(map(str, list(names)[:4]))
-    return f"{first} and {len(names) - 4} more" if len(names) > 4 else first
+    first, num_more = ", ".join(map(str, list(names)[:_MAX_NAMES])), len(names) - _MAX_NAMES
+    return f"{first} and {num_more} more" if num_more > 0 else first
 
 
 def ranks(numbers: Collection[int]) -> str:

@@ -14,7 +14,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from allstep.commands.prove.observer.progress import Progress, may_stop
-from allstep.commands.prove.observer.pytorch_values import as_rows, averaged, bytes_of, is_shard
+from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of, is_shard
+from allstep.commands.prove.observer.pytorch_variables import averaged
 from allstep.commands.prove.observer.values import Samples, finite, projections
 
 

@@ -13,7 +13,8 @@ from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_gradients import Gradients
 from allstep.commands.prove.observer.pytorch_models import Models, Wrappers
-from allstep.commands.prove.observer.pytorch_values import bytes_of, note_variables, some_bytes
+from allstep.commands.prove.observer.pytorch_values import bytes_of, some_bytes
+from allstep.commands.prove.observer.pytorch_variables import note_variables
 from allstep.commands.prove.observer.values import digest, finite
 from allstep.commands.prove.records import APPLIED, BACKWARD, SHARED, EarlyChange, Step, Wrapped
 
