@@ -36,9 +36,9 @@ def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
     """
     shape = tuple(received.shape) if hasattr(received, "shape") else None
     expected = (2, *dataset.output_shape)
-    if shape and shape[:-1] == expected[:-1] and shape[-1] > expected[-1] and dataset.task != "regression":
-        if not dataset.class_weights and not dataset.mixes_targets:
-            expected = shape
+    may_have_more = dataset.task != "regression" and not (dataset.class_weights or dataset.mixes_targets)
+    if may_have_more and shape and shape[:-1] == expected[:-1] and shape[-1] > expected[-1]:
+        expected = shape
         if dataset.task == "classification" and apparent_rank() == 0:
             warn(f"--model {model} has {shape[-1]} outputs for {dataset.num_classes} classes, which count from 0")
     if shape != expected:
