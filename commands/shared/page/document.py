@@ -102,15 +102,19 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
 
 
 def print_table(table: Table) -> None:
-    """Print a table without the columns that have no known cell; in a log, it may be wider than a terminal."""
+    """Print a table without the columns that have no known cell; in a log, it may be wider than a terminal.
+
+    Titles of columns may have several lines.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as Drawn
 
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, markup=False, highlight=False, emoji=False)
     drawn = Drawn(title=printable(table.caption), title_justify="left", box=SIMPLE_HEAD)
-    rows = [list(map(printable, row)) for row in (table.header, *table.rows)]
-    columns = zip(rows[0], zip(*rows[1:], strict=True), table.numeric, strict=False)
+    titles = ["\n".join(map(printable, title.split("\n"))) for title in table.header]
+    rows = [list(map(printable, row)) for row in table.rows]
+    columns = zip(titles, zip(*rows, strict=True), table.numeric, strict=False)
     known = [column for column in columns if {*column[1]} != {NOTHING}]
     for title, cells, is_number in known:
         drawn.add_column(title, justify="right" if is_number else "left", min_width=max(map(len, cells)))
