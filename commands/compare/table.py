@@ -12,7 +12,7 @@ from allstep.commands.compare.cells import INDEPENDENT, Cell, Settings
 from allstep.commands.compare.records import CellResult
 from allstep.commands.compare.samples import Samples, ratios, resolution
 from allstep.commands.shared.measure import Estimate
-from allstep.commands.shared.page.document import Table, amount, mebibytes, median, print_table, share
+from allstep.commands.shared.page.document import NOTHING, Table, amount, mebibytes, median, print_table, share
 from allstep.common.base.errors import print_line, printable
 
 
@@ -32,13 +32,13 @@ def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:
 
 
 def table_of(cells: Sequence[CellResult]) -> Table:
-    """Return the table of the measured ones of some cells."""
+    """Return the table of the measured ones of some cells; a single launch has no interval and no spread."""
     header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit"]
     header += [f"of {cells[0].framework}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
     rows = []
     measured = [(cell, cell.images_per_second) for cell in cells if cell.images_per_second]
     for cell, rate in measured:
-        half = (rate.high - rate.low) / 2
+        interval = f"{amount(rate.mean)} ± {amount((rate.high - rate.low) / 2)}", amount(rate.stdev)
         efficiencies = [
             share(efficiency_of(cell, name))
             for name in ("same_strategy_one_rank", "single_process", "independent", "first_framework")
@@ -48,8 +48,7 @@ def table_of(cells: Sequence[CellResult]) -> Table:
                 name_of(cell),
                 str(cell.ranks),
                 amount(rate.median),
-                f"{amount(rate.mean)} ± {amount(half)}",
-                amount(rate.stdev),
+                *(interval if rate.num > 1 else (NOTHING, NOTHING)),
                 *efficiencies,
                 mebibytes(max(cell.peak_memory_bytes_by_rank or [0]) or None),
                 amount(median(cell.startup_seconds)),

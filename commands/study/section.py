@@ -221,4 +221,5 @@ def _difference(measure: str, value: float) -> str:
 
 
 def _with_deviation(measure: str, one: Spread) -> str:
-    return f"{_number(measure, one.mean)} ± {_number(measure, one.deviation)}"
+    mean = _number(measure, one.mean)
+    return mean if one.num_runs == 1 else f"{mean} ± {_number(measure, one.deviation)}"

@@ -55,6 +55,11 @@ def test_a_single_round_tells_nothing_apart():
     assert list(rankings(ranked("horovod", "fsdp", num_rounds=1)).values()) == ["horovod ~ fsdp"]
 
 
+def test_a_single_launch_has_no_interval_and_no_spread():
+    few, many = (table.table_of([result(cell(), images_per_second=estimate(90.0, 2.0, num))]) for num in (1, 5))
+    assert [few.rows[0][2:5], many.rows[0][2:5]] == [["90", "–", "–"], ["90", "90 ± 2", "2"]]
+
+
 def test_rivals_are_those_of_the_same_place_that_may_be_compared():
     _, horovod, fsdp = ranked("horovod", "fsdp")
     assert horovod.against["fsdp"].median == pytest.approx(9 / 7)

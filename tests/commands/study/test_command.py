@@ -144,6 +144,7 @@ def test_runs_that_diverged_count_as_the_study_says_or_are_left_out():
     assert curve(counted, "none", "epoch", "validation_accuracy")[1][0].mean == 0.5
     section = study(counted)
     assert section.tables[1].rows[1][1:] == ["30.0% ± 28.3%", "2", "1"]
+    assert study(result_of(values)).tables[1].rows[1][1] == "50.0%"  # a single run has no deviation
 
 
 def test_a_claim_about_what_nobody_measured_is_not_known():
