@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ratios = horovod_over_mpi(rows)
     for one in ratios:
         medians = f"(medians {one.ratio_of_medians:.2f})"
-        print(f"{one.backend} / mpi4py, all-reduce of {one.bytes:,} bytes: {one.ratio:.2f} {medians}")
+        print(f"bandwidth of {one.backend} / mpi4py, all-reduce of {one.bytes:,} bytes: {one.ratio:.2f} {medians}")
     costs = horovod_settings.costs_of(rows)
     recommendation = horovod_settings.recommend(costs, flags.network, flags.step_ms) if costs else None
     result = CollectivesResult(
