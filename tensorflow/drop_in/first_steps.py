@@ -8,9 +8,9 @@ that are compared, the ranks' averages are not the gradients of the whole batch.
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -90,7 +90,7 @@ def _value(variable: Any) -> tf.Tensor:
     return tf.convert_to_tensor(native(variable))
 
 
-@cache
+@functools.cache
 def is_due() -> tf.Variable:
     """Return the variable that is true from the start of a `fit` on several ranks until its first batch."""
     with tf.init_scope(), tf.device("/cpu:0"):
@@ -118,7 +118,9 @@ def checked(model: keras.Model, data: Any) -> Any:
                 # Keras computes regularizers from what the scope has.
                 weights = [(one, one.value) for one in model.trainable_variables]
                 with keras.StatelessScope(weights, collect_losses=True):
-                    _tell(model, like, leaves, len(values[0]))
+                    is_mean = has_mean_loss(model, like, leaves, len(values[0]))
+                if not is_mean and hvd.rank() == 0:
+                    note(_NO_MEAN)
             except Exception as error:  # such as of a loss for whole batches alone
                 if hvd.rank() == 0:
                     note(f"the loss of this model is not tried on a part of a batch: {summary(error)}")
@@ -128,32 +130,58 @@ def checked(model: keras.Model, data: Any) -> Any:
         return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), data)
 
 
-def _tell(model: keras.Model, like: Any, leaves: list[tf.Tensor | None], size: int) -> None:
-    def unpacked(count: int) -> tuple:
-        part = [None if leaf is None else leaf[:count] for leaf in leaves]
+def has_mean_loss(model: keras.Model, like: Any, leaves: list[tf.Tensor | None], size: int) -> bool:
+    """Return whether half of a batch has its own outputs, and a loss in which its samples weigh double."""
+    half = size // 2
+
+    def unpacked(start: int, stop: int) -> tuple:
+        part = [None if leaf is None else leaf[start:stop] for leaf in leaves]
         return keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(like, part))
 
-    def added(copies: int) -> list[float]:
-        x = tf.nest.map_structure(lambda one: tf.concat([one] * copies, 0), unpacked(1)[0])
-        model(x, training=False)
-        return [float(tf.reduce_sum(one)) for one in model.losses]
+    def passed(start: int, stop: int) -> tuple[Any, list[np.ndarray]]:
+        outputs: Any = model(unpacked(start, stop)[0], training=False)
+        return outputs, [tf.reduce_sum(tf.cast(one, tf.float32)).numpy() for one in model.losses]
 
-    outputs: Any = model(unpacked(size)[0], training=False)
-    flat, half, weights = tf.nest.flatten(outputs), size // 2, []
-    for count, own in ((size, flat), (half, [one[:half] for one in flat])):  # a part has no mask
-        x, y, sample_weight = unpacked(count)
+    if not half:
+        return True
+    (outputs, added), (first, first_added) = passed(0, 2 * half), passed(0, half)
+    flat, weights = tf.nest.flatten(outputs), []
+    pairs = [(one[:half], other) for one, other in zip(flat, tf.nest.flatten(first), strict=True)]
+    if added:  # what layers add as a mean is the mean of those of two halves
+        _, second_added = passed(half, 2 * half)
+        pairs += zip(added, np.add(first_added, second_added) / 2, strict=True)
+    is_rounded = tf.config.list_logical_devices("GPU") or any(map(_is_in_16_bits, layers_of(model)))  # GPUs: TF32
+    is_alike = functools.partial(_is_alike, bound=3e-2 if is_rounded else 1e-4)
+    if not all(map(is_alike, pairs)):
+        again = tf.nest.flatten(passed(0, half))
+        if all(map(is_alike, zip(tf.nest.flatten([first, first_added]), again, strict=True))):
+            return False  # else layers draw random numbers
+    for one in flat:  # Keras would take the gradient of what comes before a softmax or sigmoid
+        vars(one).pop("_keras_logits", None)
+    for count, own in ((2 * half, flat), (half, [one[:half] for one in flat])):  # a part has no mask
+        x, y, sample_weight = unpacked(0, count)
         with tf.GradientTape() as tape:
             tape.watch(own)
             y_pred = tf.nest.pack_sequence_as(outputs, own)
             loss: Any = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
         found = [tf.convert_to_tensor(one)[:half] for one in tape.gradient(loss, own) if one is not None]
         weights.append(count * sum(float(tf.norm(tf.cast(one, tf.float32))) for one in found))
-    # What layers add as a mean is the same for copies of a sample.
-    pairs = zip(added(1), added(2), strict=True) if model.losses else ()
-    has_sum = any(one and np.isclose(2 * one, two, rtol=1e-3) for one, two in pairs)
-    if hvd.rank() == 0 and (has_sum or not np.isclose(*weights, rtol=1e-3, equal_nan=True)):
-        note(
-            "the loss of this model is not a mean over samples (but a sum, or has a mask, divides weights by their "
-            "sum, or compares samples), so the average over ranks is not that of the whole batch; for a sum give "
-            "hvd.DistributedOptimizer(op=hvd.Sum), or its mean to add_loss, for a mask sample_weight"
-        )
+    return bool(np.isclose(*weights, rtol=1e-3, equal_nan=True))
+
+
+def _is_in_16_bits(layer: keras.Layer) -> bool:
+    return "float16" in (layer.compute_dtype or "")
+
+
+def _is_alike(pair: tuple[Any, Any], bound: float) -> bool:
+    one, other = (np.asarray(value, np.float32) for value in pair)
+    if one.shape != other.shape or not one.size:  # has another first axis than that of samples
+        return True
+    return bool(np.abs(one - other).max() <= bound * np.abs(one).max())
+
+
+_NO_MEAN = (
+    "the loss of this model is not a mean over samples (but a sum, or has a mask, divides weights by their sum, or "
+    "compares samples), so the average over ranks is not that of the whole batch; for a sum give "
+    "hvd.DistributedOptimizer(op=hvd.Sum), or its mean to add_loss, for a mask sample_weight"
+)

@@ -11,12 +11,14 @@ import signal
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from allstep.common.base.errors import Fault, UserError
 from allstep.common.launch.placement import ALONE, Placement
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.drop_in import stalls
 from allstep.tensorflow.drop_in.collectives import per_rank
+from allstep.tensorflow.drop_in.first_steps import has_mean_loss
 
 TWO_RANKS = Placement("mpirun", 0, 2, 0, 2, 0, ("host",))
 LIMIT, WARNING = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"
@@ -108,3 +110,49 @@ def test_a_loaded_model_scales_its_loss_again(suffix, tmp_path):
     values = [[variable.numpy() for variable in one.optimizer.variables] for one in (model, loaded)]
     for mine, saved in zip(*values, strict=True):
         np.testing.assert_array_equal(mine, saved)
+
+
+@pytest.mark.parametrize(("reduction", "is_mean"), [("sum_over_batch_size", True), ("sum", False)])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", None])
+def test_a_loss_of_probabilities_is_a_mean(activation, reduction, is_mean):
+    """Keras computes the loss of probabilities from what comes before the activation."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation=activation)])
+    kind = keras.losses.BinaryCrossentropy if activation == "sigmoid" else keras.losses.CategoricalCrossentropy
+    model.compile("sgd", kind(from_logits=not activation, reduction=reduction))
+    samples = [tf.constant(np.random.default_rng(0).random((8, 3), np.float32)), tf.one_hot(np.arange(8) % 2, 2)]
+    assert has_mean_loss(model, (True, True), samples, 8) is is_mean
+
+
+class Adds(keras.layers.Layer):
+    def __init__(self, added):
+        super().__init__()
+        self.added = added
+
+    def call(self, inputs):
+        self.add_loss(self.added(keras.ops.softmax(inputs)))
+        return inputs
+
+
+class Draws(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs + keras.random.normal(keras.ops.shape(inputs))
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_mean"),
+    [
+        (Adds(lambda shares: keras.ops.mean(keras.ops.square(shares))), True),
+        (Adds(lambda shares: keras.ops.sum(keras.ops.square(shares))), False),
+        (Adds(lambda shares: keras.ops.sum(keras.ops.square(keras.ops.mean(shares, 0)))), False),  # balances experts
+        (keras.layers.Lambda(lambda inputs: inputs - keras.ops.mean(inputs, 0)), False),
+        (keras.layers.BatchNormalization(), True),
+        (Draws(), True),
+    ],
+    ids=["mean", "sum", "square of a mean", "centred", "batch norm", "noise"],
+)
+def test_samples_that_are_compared_are_told(layer, is_mean):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), layer, keras.layers.Dense(2)])
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    samples = [tf.constant(np.random.default_rng(0).random((8, 3), np.float32)), tf.one_hot(np.arange(8) % 2, 2)]
+    assert has_mean_loss(model, (True, True), samples, 8) is is_mean
