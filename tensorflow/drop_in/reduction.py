@@ -144,10 +144,27 @@ class GradientReduction:
         with tf.device(self.device_sparse):
             sent, context = self.compression.compress(tf.cast(grad.values, wire_dtype(grad.values.dtype)))
             values = self.compression.decompress(gather(sent, name=f"{name}_values"), context)
-            values = tf.cast(values, grad.values.dtype)
             indices = gather(grad.indices, name=f"{name}_indices")
+        set_id = self.process_set.process_set_id
+        num_ranks = hvd.size_op(set_id or 0) if is_elastic() else self._num_ranks()
+        values, indices = _joined(tf.cast(values, grad.values.dtype), indices, num_ranks)
         factor = self._share() if self.op == Average else 1
         return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
+
+
+def _joined(values: tf.Tensor, indices: tf.Tensor, num_ranks: int | tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Add up gathered rows over ranks if all have rows of the same indices, as an embedding of positions does.
+
+    In one process, each such sum is a single row, and Adam squares rows separately.
+    """
+    count, per_rank = tf.size(indices), tf.size(indices) // num_ranks
+    repeats = tf.reduce_all(indices[per_rank:] == indices[: count - per_rank]) & (per_rank * num_ranks == count)
+
+    def added() -> tuple[tf.Tensor, tf.Tensor]:
+        shape = tf.concat([[num_ranks, per_rank], tf.shape(values)[1:]], 0)
+        return tf.reduce_sum(tf.reshape(values, shape), 0), indices[:per_rank]
+
+    return tf.cond(repeats, added, lambda: (values, indices))
 
 
 def _adds_rows(grad: Given) -> bool:

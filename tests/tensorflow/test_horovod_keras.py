@@ -39,6 +39,7 @@ CASES = [
     *("accumulation", "accumulation_eager", "accumulation_embedding", "passes_averaged", "passes_summed"),
     *("loss_scale_factor", "loss_scale_inside", "loss_scale_outside", "loss_scale_accumulation"),
     *("embedding", "embedding_clipnorm", "embedding_as_dense", "embedding_predivide"),
+    *("positions", "positions_clipped_eager"),
     *("unused_layer", "unused_layer_accumulation", "eager", "custom_training_step"),
     *("sum", "fp16", "fp16_embedding", "bfloat16", "predivide", "devices"),
     *("two_groups", "more_groups_than_gradients"),

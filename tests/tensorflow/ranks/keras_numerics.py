@@ -88,6 +88,8 @@ CASES = {
     # Not Adam: for IndexedSlices, Keras squares rows of the same index separately; for dense gradients, their sum.
     "embedding_as_dense": Case(sgd(momentum=0.9), {"sparse_as_dense": True}, network="embedding"),
     "embedding_predivide": Case(sgd(), {"gradient_predivide_factor": 2.0}, network="embedding"),
+    "positions": Case(adam(), network="positions"),
+    "positions_clipped_eager": Case(adam(clipnorm=0.05), network="positions", run_eagerly=True),
     "unused_layer": Case(adam(clipnorm=0.05), network="unused"),
     "unused_layer_accumulation": Case(sgd(gradient_accumulation_steps=2), network="unused"),
     "constraint": Case(sgd(), network="constraint"),
@@ -130,6 +132,8 @@ def network(kind: str, seed: int) -> keras.Model:
         case "embedding":
             embedded = [keras.layers.Embedding(VOCABULARY, 4), keras.layers.Flatten()]
             return keras.Sequential([keras.Input((NUM_FEATURES,), dtype="int32"), *embedded, *dense])
+        case "positions":
+            return keras.Sequential([inputs, Positions(), *dense])
         case "unused":
             outputs = dense[1](dense[0](inputs))
             return Unused(inputs, outputs)
@@ -148,6 +152,17 @@ class Unused(keras.Model):
     def __init__(self, inputs, outputs):
         super().__init__(inputs, outputs)
         self.unused = self.add_weight(shape=(2,), initializer="ones", name="unused")
+
+
+class Positions(keras.layers.Layer):
+    """Adds an embedding of positions, whose rows do not depend on samples."""
+
+    def build(self, shape):
+        self.embedding = keras.layers.Embedding(NUM_FEATURES, 1)
+        self.embedding.build(())
+
+    def call(self, inputs):
+        return inputs + self.embedding(np.arange(NUM_FEATURES))[:, 0]
 
 
 def samples(kind: str) -> tuple[np.ndarray, np.ndarray]:
