@@ -27,14 +27,14 @@ def derive_again(model: keras.Model) -> None:
 def constants_of(model: keras.Model) -> Iterator[tuple[keras.layers.Layer, str, str]]:
     """Yield layer, attribute and digest of all numbers, arrays and vocabularies of layers that are not variables."""
     for layer in layers_of(model):
+        if layer is model:  # whose attributes may be the samples of this rank
+            continue
         for attribute, value in _state(layer):
             yield layer, attribute, hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _state(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
     """Yield names and values of a layer's state besides its variables, including its vocabulary."""
-    if isinstance(layer, keras.Model):  # its attributes are the user's, such as the samples of this rank
-        return
     if isinstance(layer, _WITH_VOCABULARY):
         yield "vocabulary", layer.get_vocabulary()
     # Whole numbers such as a salt; weights would show them by their shapes. A user's may count this rank's samples.

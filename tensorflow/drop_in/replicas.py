@@ -153,8 +153,8 @@ def check_constants(model: keras.Model, moment: str, process_set: ProcessSet) ->
             name = f" {mine[position][3]!r}" if position < len(mine) else ""
             raise ValueError(
                 f"expected the same layers on all ranks {moment}; received another `{attribute}` of {kind}{name} on "
-                "another rank, which is no variable, so no broadcast sends it; compute it from the same data on all "
-                "ranks, or on rank 0 and send it by hvd.broadcast_object."
+                "another rank, which is no variable of Keras, so no broadcast sends it; compute it from the same data "
+                "on all ranks, or on rank 0 and send it by hvd.broadcast_object."
             )
 
 

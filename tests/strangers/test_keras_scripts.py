@@ -62,6 +62,7 @@ FAILS = {
     "words_of_each_rank": "received another `vocabulary` of StringLookup",
     "custom_layer_that_follows_samples": "after batch 1; received others on rank 1 than on rank 0, first in sequential",
     "own_layer_with_constants_of_each_rank": "received another `mean` of Standardise",
+    "features_that_each_rank_draws": "received another `used` of Tree",
 }
 
 

@@ -232,3 +232,20 @@ def own_layer_with_constants_of_each_rank(hvd, rank, size):
 @trains
 def own_layer_with_the_same_constants(hvd, rank, size):
     return train_with(hvd, rank, size, Standardise(samples()[0]), layers.Rescaling(0.5), layers.Dropout(0.0))
+
+
+class Tree(keras.Model):
+    """Takes features that it has drawn, as in a decision forest."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.used = keras.ops.one_hot(np.random.default_rng(seed).choice(FEATURES, 2, replace=False), FEATURES)
+        self.decide = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.decide(inputs @ keras.ops.transpose(self.used))
+
+
+@fails
+def features_that_each_rank_draws(hvd, rank, size):
+    return train_with(hvd, rank, size, Tree(seed=rank))
