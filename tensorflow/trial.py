@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -52,7 +52,20 @@ def try_network(
         return logits_of(call(*arguments, **options), tuple(dataset.output_shape))
 
     network.__dict__["call"] = logits  # as it is: Keras tracks what is set
-    outputs = network(samples[:2], training=False)
+    created: list[tf.Variable] = []
+
+    def noted(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        created.append(create(**options))
+        return created[-1]
+
+    with tf.variable_creator_scope(noted):
+        outputs = network(samples[:2], training=False)
+    known = {id(one) for one in (*_variables(network).values(), *(one.value for one in network.variables))}
+    if lost := [one.name for one in created if one.trainable and id(one) not in known]:
+        raise UserError(
+            f"--model {model} makes layers in its call, whose weights no step would train, as {lost[0]}; make them in "
+            "__init__ or build"
+        )
     if getattr(outputs, "_keras_mask", None) is not None:
         raise UserError(
             f"--model {model} ends in a mask of its outputs, which Keras' losses heed and the trainer's do not; "

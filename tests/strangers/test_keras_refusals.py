@@ -63,6 +63,11 @@ class Stateful(Custom):
         self.hidden = layers.LSTM(4, stateful=True)
 
 
+class MakesLayers(Custom):
+    def call(self, inputs):
+        return super().call(layers.Dense(4)(inputs))
+
+
 def ended(end):
     inputs = layers.Input((5,))
     return keras.Model(inputs, end(layers.Dense(3)(inputs)))
@@ -84,6 +89,7 @@ REFUSED = {
     "own train_step": (OwnStep, {}, "with the train_step of Keras from --model .* received OwnStep with its own"),
     "own compute_loss": (OwnLoss, {}, "with the compute_loss of Keras from --model .* received OwnLoss with its own"),
     "other outputs in training": (OtherOutputsInTraining, {}, r"expected outputs \(n, 3\) .* received tuple; return"),
+    "layers in call": (MakesLayers, {}, "makes layers in its call, whose weights no step would train"),
     "stateful": (Stateful, {}, "received lstm.*, which takes its state from the batch before; leave stateful=True out"),
     "float16": (lambda: in_layers_of("mixed_float16"), {}, "gradients vanish without a loss scale; give --precision"),
     "built before --precision": (Custom, {"precision": "bf16"}, "compute in bfloat16; give a function that builds it"),
