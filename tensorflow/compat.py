@@ -15,6 +15,7 @@ import h5py
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import nn
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 from keras.src.losses import loss as losses
@@ -71,6 +72,11 @@ def noting_draws(found: list[Any]) -> Iterator[None]:
         yield
     finally:
         random_seed.get_seed = get_seed
+
+
+def take_seed_generator(generator: keras.random.SeedGenerator) -> None:
+    """Make a generator the global one of this thread: Keras has one a thread, and tf.distribute a thread a device."""
+    global_state.set_global_attribute("global_seed_generator", generator)
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:

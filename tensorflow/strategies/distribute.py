@@ -14,7 +14,13 @@ import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
-from allstep.tensorflow.compat import leave_gradients_as_they_are, take_new_collective_keys, undivided_losses
+from allstep.tensorflow.compat import (
+    global_seed_generator,
+    leave_gradients_as_they_are,
+    take_new_collective_keys,
+    take_seed_generator,
+    undivided_losses,
+)
 from allstep.tensorflow.passes import Gradients, cut, on_present
 from allstep.tensorflow.strategies.ordered_sum import ReplicaDevices
 from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
@@ -77,7 +83,11 @@ class DistributedStrategy(Strategy):
         if self.reduction.is_ordered:  # evaluate slices whole, so that no bit depends on the number of devices
             return step(inputs, targets, loss_weight, *numbers)
 
+        with tf.init_scope():  # it makes a variable when it is first asked for, which the graph must not own
+            generator = global_seed_generator()
+
         def on_device() -> tf.Tensor:
+            take_seed_generator(generator)
             if self.num_local_devices == 1:
                 return step(inputs, targets, loss_weight, *numbers)
             device = tf.distribute.get_replica_context().replica_id_in_sync_group

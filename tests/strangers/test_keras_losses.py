@@ -58,6 +58,7 @@ def test_losses_of_layers_are_part_of_the_loss(kind, flags):
     assert not np.allclose(trained.get_weights()[0], plain[0], rtol=1e-3)  # the oracle can tell
 
 
-def test_losses_of_keras_on_several_devices():
+def test_losses_and_draws_of_keras_on_several_devices():
     result = run(BIN / "python", REPOSITORY / "tests/strangers/programs/keras_on_devices.py")
     assert result.stdout.count("as plain Keras") == 2, result.output
+    assert "the same numbers are drawn again" in result.stdout, result.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import resource
 import sys
+import threading
 from pathlib import Path
 
 import h5py
@@ -114,6 +115,20 @@ def test_a_model_is_built_by_the_shapes_of_its_batches():
     for model in (plain, early):
         model(np.ones((2, 3), np.float32), training=True)
     assert list(early.calls) == list(plain.calls)
+
+
+def test_another_thread_has_another_seed_generator_until_it_takes_one():
+    generator, seen = compat.global_seed_generator(), []
+
+    def look():
+        seen.append(compat.global_seed_generator() is generator)
+        compat.take_seed_generator(generator)
+        seen.append(compat.global_seed_generator() is generator)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [False, True]
 
 
 def test_layers_of_a_remat_scope_are_known():
