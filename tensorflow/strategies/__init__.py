@@ -36,12 +36,6 @@ def check(config: TrainConfig, placement: Placement) -> None:
         check_alone(placement, chosen=one_process)
     if one_process:
         check_one_process(name, placement, instead="horovod or multi-worker-mirrored")
-    if name == "central-storage" and config.model.startswith("resnet") and config.parallel.accumulate_steps > 1:
-        # Devices then agree on batch norm's statistics in every pass, which TensorFlow cannot within a loop.
-        raise UserError(
-            f"expected --accumulate-steps 1 for batch norm with --strategy {name}, received "
-            f"{config.parallel.accumulate_steps}; use mirrored"
-        )
     if config.parallel.sync_batch_norm and config.parallel.compile:
         raise UserError(
             "expected --sync-batch-norm without --compile in TensorFlow, received both; XLA cannot ask the other ranks "

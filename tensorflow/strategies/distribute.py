@@ -133,6 +133,19 @@ class CentralStorage(LocalDevices):
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
         return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/CPU:0")
 
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        # The suite's own batch norm calls them running_mean and running_variance.
+        averages = [
+            one.path for one in model.non_trainable_variables if one.name.startswith(("moving_", "running_"))
+        ]
+        if averages and self.flags.accumulate_steps > 1:
+            # Devices agree on running statistics in every pass, which TensorFlow cannot within a loop.
+            raise UserError(
+                "expected --accumulate-steps 1 for batch norm with --strategy central-storage, received "
+                f"{self.flags.accumulate_steps} and {averages[0]}; use mirrored"
+            )
+        return super().wrap(model, optimizer)
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         # All devices share one variable, so TensorFlow has to know how to combine the values that they assign.

@@ -22,6 +22,7 @@ from allstep.common.training.metrics import build_metrics, evaluate
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
+from allstep.tensorflow.strategies.distribute import CentralStorage
 from allstep.tensorflow.strategies.strategy import Single
 from allstep.tensorflow.worker import Worker
 
@@ -144,3 +145,10 @@ def test_over_the_global_batch_any_ranks_train_the_curve_of_one(strategy, alone,
 def test_validates_with_what_is_saved(strategy, tmp_path):
     events = train_by(strategy, tmp_path, "--epochs", 1)
     assert_validated_with_what_is_saved(events, tmp_path)
+
+
+def test_central_storage_refuses_running_statistics_within_a_loop():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
+    strategy = CentralStorage(ALONE, StrategyConfig(num_devices=2, accumulate_steps=2))
+    with pytest.raises(UserError, match="--strategy central-storage, received 2 and .*/moving_mean; use mirrored"):
+        strategy.wrap(model, keras.optimizers.SGD())
