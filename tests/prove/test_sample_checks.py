@@ -37,6 +37,7 @@ _SAME = Held(("00", "01", "02"))
     ("change", "expected"),
     [
         ({}, "finding"),  # all 10,000 samples on every rank, in another order
+        ({"num_batches": 5_000}, "finding"),  # the script divides the batch by the ranks
         ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # each rank has its own data
         ({"data": (None, None)}, "perhaps"),  # unknown
         ({"order": 0}, None),  # the same batches on all ranks, each of which takes its share of them

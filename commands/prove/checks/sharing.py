@@ -71,7 +71,8 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
             f"the loaders of {ranks((0, 1))} draw the same samples, and no call of a model shows what becomes of them "
             f"({first[0].line}); right where each rank takes its share of a batch, else: {mend(ranks_of_run[0])}"
         )
-    is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first)
+    # However the script divides batches, a loader that draws all samples does so in each epoch.
+    is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first, "num_samples")
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
     are_shares = all(one.num_replicas for one in samplers)
     is_same_data = are_shares or _has_same_data(runs.together)
@@ -179,7 +180,7 @@ def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     whole = [row for loop in runs.first_loop_alone for row in runs.alone.ranks[0].rows(loop)] if runs.alone else []
     is_share = first[0].sampler is None or len(rows[0][0]) < (1 - _SOME) * len(whole)
     evidence = ""
-    if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first):
+    if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first, "num_batches"):
         evidence = f"an epoch has {first[0].num_batches} batches on each of {len(first)} ranks, as on one, and {common}"
     elif num_common > _SOME * len(rows[0][0]) and draws_once and is_share and _is_seen_to_its_end(run, first):
         evidence = f"of the samples of an epoch, {num_common} were on two ranks"
@@ -243,10 +244,10 @@ def _overlap(evidence: str, line: str, change: str) -> Finding:
     )
 
 
-def _is_as_long_as_alone(runs: Runs, first: Sequence[Loop]) -> bool:
-    """Return whether each of several ranks has as many samples and batches per epoch as a single rank."""
-    lengths = {(loop.num_samples, loop.num_batches) for loop in (*first, *runs.first_loop_alone)}
-    return len(lengths) == 1 and first[0].num_batches is not None
+def _is_as_long_as_alone(runs: Runs, first: Sequence[Loop], field: str) -> bool:
+    """Return whether each of several ranks has as many samples, or batches, per epoch as a single rank."""
+    lengths = {getattr(loop, field) for loop in (*first, *runs.first_loop_alone)}
+    return len(lengths) == 1 and None not in lengths
 
 
 def _holds_the_same(run: Run) -> bool | None:
