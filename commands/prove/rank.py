@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -220,3 +220,16 @@ def _has_training(records: Sequence[Record], loop: int, span: Sequence[int]) -> 
         if isinstance(record, Step) or (isinstance(record, Waiting) and record.what == BACKWARD):
             return True
     return False
+
+
+def reductions(rank: Rank) -> Iterator[tuple[Step, list[Collective]]]:
+    """Yield each step of a rank with the reductions since the last forward or backward pass."""
+    since: list[Collective] = []
+    for record in rank.records:
+        if isinstance(record, Forward) or (isinstance(record, Waiting) and record.what == BACKWARD):
+            since = []
+        elif isinstance(record, Collective) and "reduce" in record.kind and record.line:
+            since.append(record)
+        elif isinstance(record, Step):
+            yield record, since
+            since = []

@@ -221,6 +221,8 @@ class Gradient:
     """Gradient that the optimizer has applied."""
     unclipped: Projections | None = None
     """Gradient that torch's functions were given to clip; None without a clipping."""
+    is_set: bool = False
+    """Whether the script has set the gradient itself, which it then sent: `local` is what it sent."""
 
 
 @dataclass(frozen=True)

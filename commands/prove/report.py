@@ -8,7 +8,8 @@ from dataclasses import asdict
 import numpy as np
 
 from allstep.commands.prove.checks import perhaps
-from allstep.commands.prove.checks.factors import compares_ranks, factors_of, gradient_ratio
+from allstep.commands.prove.checks.carrying import compares_ranks
+from allstep.commands.prove.checks.factors import factors_of, gradient_ratio
 from allstep.commands.prove.checks.rates import follows_losses, warms_up
 from allstep.commands.prove.checks.weights import has_shards
 from allstep.commands.prove.findings import Finding, listed

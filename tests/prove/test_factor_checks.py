@@ -32,6 +32,28 @@ def test_the_factor_of_the_mean(factor, expected):
     assert names(run(factor)) == expected
 
 
+@pytest.mark.parametrize(
+    ("factor", "share", "expected"),
+    [
+        (2, 1, ["gradients-summed"]),
+        (2, 1.4, ["gradients-summed"]),  # of half as many samples
+        (2, 0.7, []),
+        (2, 0.5, []),
+        (0.5, 1, ["gradients-averaged-twice"]),
+        (0.5, 1.4, []),
+    ],
+)
+def test_sums_of_gradients_that_a_script_sets(factor, share, expected):
+    """Ranks may set the sums of a share of the samples, of which losses tell nothing. Oracle: their lengths."""
+
+    def change(rank: int, step: Step) -> dict[str, object]:
+        [one] = step.gradients
+        local = tuple(share * np.array(projections(GRADIENTS[0, step.number - 1])))
+        return {"gradients": (replace(one, local=local, applied=tuple(factor * np.array(local)), is_set=True),)}
+
+    assert names(map_steps(run(), change)) == expected
+
+
 def test_a_second_average_is_between_backward_and_step():
     """An all-reduce of a logged loss comes after the step."""
     right = run(0.5)

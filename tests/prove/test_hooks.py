@@ -9,6 +9,7 @@ from pathlib import Path
 
 import h5py
 import keras
+import numpy as np
 import pytest
 import safetensors.torch
 import tensorflow as tf
@@ -145,6 +146,27 @@ def test_gradients_that_a_script_asks_for_count_if_it_sets_them(num_tasks, recor
     assert len(steps) == 2
     for step in steps:
         assert step.gradients[0].local == pytest.approx(step.gradients[0].applied)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_gradients_that_a_script_sets_and_sends(trains, observer, monkeypatch):
+    """Outer steps, and torch.func, set gradients without backward. Oracle: what the script sends, and then applies."""
+    found: list[Record] = []
+    monkeypatch.setattr(observer, "write", lambda record, _replica=0: found.append(record))
+    optimizers = pytorch_optimizers.install(observer, pytorch_models.install(observer, Wrappers()), Wrappers())
+    weight = torch.ones(4).requires_grad_(trains)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(2):
+        weight.grad = torch.arange(4.0)
+        optimizers.gradients.note_sent(weight.grad)
+        weight.grad *= 2
+        optimizer.step()
+    if trains:
+        weight.sum().backward()
+        optimizer.step()
+    gradients = [one.gradients[0] for one in found if isinstance(one, Step)]
+    assert [one.is_set for one in gradients] == [True, True, *[False] * trains]
+    assert all(np.allclose(one.applied, 2 * np.array(one.local)) for one in gradients[:2])
 
 
 def test_weights_of_two_models_in_one_optimizer_have_names_of_their_own(records):

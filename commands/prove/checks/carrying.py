@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allstep.commands.prove.observer.progress import parsed
+from allstep.commands.prove.records import BACKWARD, Collective, Forward, Waiting
+from allstep.commands.prove.runs import Runs
 
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _PRINTING = ("print", "info", "debug", "warning", "write", "set_postfix", "add_scalar")
@@ -37,6 +39,23 @@ def carries(script: Path | None, source: tuple[str, ...], sink: tuple[str, ...])
         names, changes_arguments = flow.names_for_the_caller(), flow.changes_arguments()
     flow = _Flow(_scope(tree, last), last, names, changes_arguments)
     return flow.scope is not _scope(tree, ends[-1]) or flow.reaches(ends[-1])
+
+
+def compares_ranks(runs: Runs) -> bool:
+    """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
+    gathers: list[Collective] = []
+    if any(step.sharded for step in runs.together.ranks[0].steps()[:1]):  # FSDP gathers weights
+        return False
+    for record in runs.together.ranks[0].records:
+        if isinstance(record, Forward) and record.rows:
+            gathers = []
+            if record.is_training and any("gather" in kind for kind in record.collectives):
+                return True
+        elif isinstance(record, Collective) and "gather" in record.kind:
+            gathers.append(record)
+        elif isinstance(record, Waiting) and record.what == BACKWARD and gathers:
+            return any(carries(runs.script, one.callers, (record.line,)) for one in gathers)
+    return False
 
 
 def discards(script: Path | None, source: Sequence[str]) -> bool:

@@ -6,24 +6,21 @@ factors, which are the same on all ranks and are not a fault.
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from allstep.commands.prove.checks.carrying import carries
+from allstep.commands.prove.checks.carrying import compares_ranks
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.rank import Rank
+from allstep.commands.prove.rank import Rank, reductions
 from allstep.commands.prove.records import (
-    BACKWARD,
     RUNNING,
-    Collective,
-    Forward,
     Gradient,
     Projections,
     Step,
-    Waiting,
 )
 from allstep.commands.prove.runs import Run, Runs
 
@@ -63,7 +60,9 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
             else "divide by the samples, or tokens, of all ranks, and multiply by the ranks that a wrapper divides by",
             first.line,
         )
-    if varies or compares:  # of a norm that the script clips, or of numbers of tokens
+    is_set = any(one.is_set for one in first.gradients)
+    # Factors vary of a norm that the script clips, or of numbers of tokens.
+    if varies or compares or (is_set and not _sends_as_much(runs, optimizer, is_sum=factor > 1)):
         return
     if near(factor, size):
         ratios = _loss_ratios(runs, optimizer, max_steps=_MANY_STEPS)
@@ -86,7 +85,7 @@ def wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
             "divide each replica's sum of losses by the global batch, not by its own share of it: "
             "tf.nn.compute_average_loss(losses, global_batch_size=...)"
             if run.library == "tf.distribute"
-            else "average: op=hvd.Average, or divide the sum by the number of ranks",
+            else f"{'op=hvd.Average, or ' * ('horovod' in run.library)}divide the sum by the number of ranks",
             first.line,
         )
     elif near(factor, 1 / size) and share == 1:
@@ -173,21 +172,20 @@ def _loss_ratios(runs: Runs, optimizer: int, *, max_steps: int = _FIRST_STEPS) -
     return ratios if len(ratios) >= _FIRST_STEPS else []
 
 
-def compares_ranks(runs: Runs) -> bool:
-    """Return whether losses depend on samples of other ranks, which a model, or the script after it, gathers."""
-    gathers: list[Collective] = []
-    if any(step.sharded for step in runs.together.ranks[0].steps()[:1]):  # FSDP gathers weights
-        return False
-    for record in runs.together.ranks[0].records:
-        if isinstance(record, Forward) and record.rows:
-            gathers = []
-            if record.is_training and any("gather" in kind for kind in record.collectives):
-                return True
-        elif isinstance(record, Collective) and "gather" in record.kind:
-            gathers.append(record)
-        elif isinstance(record, Waiting) and record.what == BACKWARD and gathers:
-            return any(carries(runs.script, one.callers, (record.line,)) for one in gathers)
-    return False
+def _sends_as_much(runs: Runs, optimizer: int, *, is_sum: bool) -> bool:
+    """Return whether the gradients that ranks set and send are too long for a sum, or too short for a second mean.
+
+    Those of a share of the samples, divided by all samples, are 0.7 times as long as those of one rank, or less.
+    """
+    pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False) if runs.alone else ()
+    ratios = [_length(several) / one for alone, several in pairs if (one := _length(alone))]
+    return bool(ratios) and (statistics.median(ratios) > 0.85 if is_sum else statistics.median(ratios) < 1.2)
+
+
+def _length(steps: Sequence[Step]) -> float:
+    """Return the mean length of the gradients of ranks before they are reduced."""
+    values = [value for step in steps for one in step.gradients for value in one.local or one.applied or ()]
+    return float(np.linalg.norm(values)) / math.sqrt(len(steps))
 
 
 def _has_buffers_apart(run: Run) -> bool:
@@ -277,19 +275,6 @@ def _second_average(rank: Rank) -> str:
     calls = [(step.line, one) for step, since in reductions(rank) for one in since]
     lines = dict.fromkeys(one.line for line, one in calls if one.line != line and one.kind.startswith("all"))
     return f" (the script's own all-reduces: {listed(lines)})" if lines else ""
-
-
-def reductions(rank: Rank) -> Iterator[tuple[Step, list[Collective]]]:
-    """Yield each step of a rank with the reductions since the last forward or backward pass."""
-    since: list[Collective] = []
-    for record in rank.records:
-        if isinstance(record, Forward) or (isinstance(record, Waiting) and record.what == BACKWARD):
-            since = []
-        elif isinstance(record, Collective) and "reduce" in record.kind and record.line:
-            since.append(record)
-        elif isinstance(record, Step):
-            yield record, since
-            since = []
 
 
 def equal(projections: Sequence[Projections | None]) -> bool:

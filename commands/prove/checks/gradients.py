@@ -6,19 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from allstep.commands.prove.checks.carrying import compares_ranks
 from allstep.commands.prove.checks.factors import (
     NEAR,
     SAME,
     beside_one_rank,
-    compares_ranks,
     equal,
     factor_of,
-    reductions,
     wrong_factor,
 )
 from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.rank import Rank
+from allstep.commands.prove.rank import Rank, reductions
 from allstep.commands.prove.records import (
     ADASUM,
     APPLIED,

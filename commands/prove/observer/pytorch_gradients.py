@@ -27,6 +27,7 @@ class Gradients:
         self._hooked: dict[int, torch.Tensor] = {}
         self._local: dict[int, Projections | None] = {}
         self._from_backward: set[int] = set()
+        self._set: set[int] = set()  # that the script has set itself, and sent
         self._unclipped: dict[int, Projections | None] = {}
         self._by_gradient: dict[int, torch.Tensor] = {}  # parameters by the address of their gradients
         self._losses: list[float | None] = []  # of the backward passes whose gradients add up
@@ -37,8 +38,9 @@ class Gradients:
 
     def hook(self, parameter: torch.Tensor) -> None:
         """Record the gradients of a parameter before they are reduced."""
-        if parameter.requires_grad and id(parameter) not in self._hooked:
-            self._hooked[id(parameter)] = parameter
+        is_new = id(parameter) not in self._hooked
+        self._hooked[id(parameter)] = parameter
+        if is_new and parameter.requires_grad:
             add = self._observer.quiet("gradients", functools.partial(self._add_local, parameter))
             _register_hook(parameter, add)
 
@@ -50,18 +52,22 @@ class Gradients:
         """Return the record of a parameter's gradient, which a step is about to apply."""
         assert parameter.grad is not None
         local, unclipped = self._local.get(id(parameter)), self._unclipped.get(id(parameter))
-        return Gradient(self.name(parameter), local, self._projected(parameter.grad), unclipped)
+        applied, is_set = self._projected(parameter.grad), id(parameter) in self._set
+        return Gradient(self.name(parameter), local, applied, unclipped, is_set)
 
     def forget(self, parameter: torch.Tensor) -> None:
         """Forget a gradient that a step has applied."""
         self._local.pop(id(parameter), None)
         self._from_backward.discard(id(parameter))
+        self._set.discard(id(parameter))
         self._unclipped.pop(id(parameter), None)
 
     def _add_local(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         self._observer.progress.note_backward()
         self._by_gradient.clear()
         self._unclipped.pop(id(parameter), None)
+        if id(parameter) in self._set:
+            self.forget(parameter)
         was_backward = id(parameter) in self._from_backward
         if self.is_asked and was_backward:
             return  # as in an inner loop (MAML), between the passes of a step
@@ -84,7 +90,10 @@ class Gradients:
 
     def note_sent(self, tensor: Any) -> None:
         """Record the gradients that the script itself sends to be averaged, alone or in one vector."""
-        if not isinstance(tensor, torch.Tensor) or not self._local:
+        if not isinstance(tensor, torch.Tensor):
+            return
+        if self._set or not self._local:
+            self._note_set(tensor)
             return
         if not self._by_gradient:
             trained = (one for one in self._hooked.values() if one.grad is not None and id(one) in self._local)
@@ -103,6 +112,13 @@ class Gradients:
                 continue
             sent = Sent(self.name(one), self._local[id(one)], self._projected(gradient), self._observer.line())
             self._observer.write(sent)
+
+    def _note_set(self, tensor: torch.Tensor) -> None:
+        """Record a gradient that the script has set, such as of an outer step or by torch.func, and sends."""
+        for one in self._hooked.values():
+            if one.grad is not None and one.grad.data_ptr() == tensor.data_ptr() and id(one) not in self._local:
+                self._local[id(one)] = self._projected(one.grad)
+                self._set.add(id(one))
 
     def has_trained(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a weight that has been stepped, or a vector of all of them."""
