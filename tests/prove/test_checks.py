@@ -202,6 +202,20 @@ def test_ranks_that_wait_at_different_places():
     assert "after 0 steps" in report(Script(Path("train.py"), (), "torchrun", 4, 1.0), at_once, findings(at_once))
 
 
+@pytest.mark.parametrize("own", [{}, {"bypasses": "DistributedDataParallel"}])
+@pytest.mark.parametrize("error", ["RuntimeError: Connection reset by peer", ""])
+def test_a_wrapper_that_one_rank_calls_alone(own, error):
+    """Its collectives are taken for those of the next step, so that ranks fail at one line, or the library aborts."""
+    right = run()
+    call = replace(Forward(2, 1, False, ("a",), None, {}, None, "train.py:20"), **own)
+    ends = [[Ended(error, "train.py:7")] if error else [], [Waiting("the model", "train.py:7", computes=True)]]
+    ranks = [Rank((*rank.records[:-1], *end)) for rank, end in zip(right.ranks, ends, strict=True)]
+    ranks[0] = Rank((*ranks[0].records[:5], call, *ranks[0].records[5:]))
+    failed = replace(right, ranks=tuple(ranks), failure=error or "Signal 6 (SIGABRT) received")
+    found = [(one.name, one.line) for one in findings(Runs(ALONE, failed))]
+    assert found == [("collective-left-out", "train.py:20")] * (not own)
+
+
 def test_steps_fit_again_after_a_join():
     """The rank with more batches has taken a step more before it, with its own gradient alone."""
     right, ranks = run(), []

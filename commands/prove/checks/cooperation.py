@@ -4,13 +4,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from allstep.commands.prove.checks.gradients import unequal
 from allstep.commands.prove.checks.samples import joining
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.rank import Rank
-from allstep.commands.prove.records import HostCopy, Restored, Step, World, Wrapped, Yielded
+from allstep.commands.prove.records import Forward, HostCopy, Restored, Step, World, Wrapped, Yielded
 from allstep.commands.prove.runs import Run, Runs
 
 _SEARCHED = "DistributedDataParallel looks for unused parameters in every step, and there are none"
@@ -18,7 +18,7 @@ _SAME_CALLS = (
     "have every rank come to each collective: no collective under `if rank == 0`, not even a call of "
     "DistributedDataParallel, equal numbers of batches"
 )
-_LOST = re.compile(r"[Cc]onnection (reset|closed)|preamble")
+_LOST = re.compile(r"[Cc]onnection (reset|closed)|preamble|SIGABRT")
 """Errors of a rank with which another one has broken off a collective."""
 _MOST_STEPS = 0.8
 """Share of the steps that have the usual number of batches, if an accumulation does not decide on it."""
@@ -184,18 +184,29 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
             f"have every rank take the same steps: equal numbers of batches, or {joining(run)}",
             next((rank.ended.line for rank in run.ranks if rank.error and rank.ended), ""),
         )
-    elif errors and (waits := [one for one in run.ranks if one.wait and not (one.wait.computes or one.ended)]):
-        number, error = next(iter(errors.items()))
-        line = next((one.ended.line for one in run.ranks if one.number == number and one.ended), "")
-        if _LOST.search(error) and line not in [one.wait.line for one in waits if one.wait]:
-            yield Finding(
-                "collective-left-out",
-                "ranks call other collectives, which fit neither in size nor in kind, and so end each other",
-                f"rank {number} failed at {line} with {error[:80]}; "
-                + "; ".join(f"rank {one.number} {_place(one)}" for one in waits),
-                _SAME_CALLS,
-                line,
-            )
+    elif run.failure and all(map(_LOST.search, errors.values() or [run.failure])):
+        yield from _ended_by_each_other(run, errors)
+
+
+def _ended_by_each_other(run: Run, errors: Mapping[int, str]) -> Iterator[Finding]:
+    """Find calls of the model, or places of ranks, that differ between ranks whose connections have ended."""
+    calls = [{one.line for one in rank.all(Forward) if not one.bypasses} for rank in run.ranks]
+    alone = sorted(set.union(*calls) - set.intersection(*calls))
+    waits = [one for one in run.ranks if one.wait and not (one.wait.computes or one.ended)]
+    failed = next((one for one in run.ranks if one.number in errors), run.ranks[0])
+    line = failed.ended.line if failed.ended else ""
+    if not alone and (not errors or not waits or line in [one.wait.line for one in waits if one.wait]):
+        return
+    places = [f"rank {failed.number} failed at {line} with {errors[failed.number][:80]}"] if errors else [run.failure]
+    places += [f"rank {one.number} {_place(one)}" for one in waits]
+    places += [f"only some ranks call the model in {listed(alone)}"] * bool(alone)
+    yield Finding(
+        "collective-left-out",
+        "ranks call other collectives, which fit neither in size nor in kind, and so end each other",
+        "; ".join(places),
+        _SAME_CALLS,
+        (alone or [line])[0],
+    )
 
 
 def check_devices(runs: Runs) -> Iterator[Finding]:
