@@ -262,6 +262,8 @@ class Step(Record):
     """Number of these backward passes."""
     after: dict[str, str] = field(default_factory=dict)
     """Digest of one of the weights after the step; empty if none was taken."""
+    others: dict[str, str] = field(default_factory=dict)
+    """Digests before the step of weights with gradients that no optimizer of this rank steps."""
 
 
 @dataclass(frozen=True)

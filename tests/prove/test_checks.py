@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prove_records import ALONE, names, run, with_more
+from prove_records import ALONE, map_steps, names, run, with_more
 
 from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.launching import Script, failure_of, is_deadlock
@@ -214,6 +214,21 @@ def test_a_wrapper_that_one_rank_calls_alone(own, error):
     failed = replace(right, ranks=tuple(ranks), failure=error or "Signal 6 (SIGABRT) received")
     found = [(one.name, one.line) for one in findings(Runs(ALONE, failed))]
     assert found == [("collective-left-out", "train.py:20")] * (not own)
+
+
+@pytest.mark.parametrize(
+    ("stale", "expected"), [(0, []), (2, ["weights-part"]), (1, [])], ids=["sent", "kept", "a part of each rank"]
+)
+def test_weights_that_other_ranks_step(stale, expected):
+    """Each rank steps one of two weights, as a ZeRO by hand does; `stale` is the first step before which one is old."""
+
+    def change(rank: int, step: Step) -> dict[str, object]:
+        digests = {name: f"{name}{step.number}" for name in "ab"}
+        if rank and stale and step.number >= stale:
+            digests["a"] = "a1" if stale > 1 else "c"
+        return {"weights": {"ab"[rank]: digests["ab"[rank]]}, "others": {"ba"[rank]: digests["ba"[rank]]}}
+
+    assert names(map_steps(run(), change)) == expected
 
 
 def test_steps_fit_again_after_a_join():

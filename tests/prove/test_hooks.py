@@ -178,6 +178,19 @@ def test_weights_of_two_models_in_one_optimizer_have_names_of_their_own(records)
     expected = ["weight", "bias", "weight (2)", "bias (2)"]
     for step in (one for one in records if isinstance(one, Step)):
         assert [*step.weights] == [one.name for one in step.gradients] == expected
+        assert not step.others
+
+
+def test_weights_that_this_rank_does_not_step(records):
+    """A ZeRO by hand gives each rank a share; frozen weights belong to none. Oracle: the names."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    steps = [one for one in records if isinstance(one, Step)]
+    assert [[*one.others] for one in steps] == 2 * [["2.weight", "2.bias"]]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def check_later(runs: Runs) -> Iterator[Finding]:
     if runs.together.has(AVERAGES_WEIGHTS):
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
+        if has_shards(runs.together, optimizer) and not runs.together.shares_work:
+            yield from _left_behind(runs.together, optimizer)
         if rejoins(runs.together, optimizer) or has_shards(runs.together, optimizer):
             continue
         mend = "change weights on all ranks alike: by averaged gradients, and by loads on every rank"
@@ -77,6 +79,24 @@ def check_later(runs: Runs) -> Iterator[Finding]:
                     steps[0].line,
                 )
                 return
+
+
+def _left_behind(run: Run, optimizer: int) -> Iterator[Finding]:
+    """Find weights that a rank has stepped, as its share, and that other ranks' models do not get."""
+    first: set[str] | None = None
+    for steps in run.steps(optimizer):
+        known = [{**step.others, **step.weights} for step in steps]
+        apart = {*differing([{name: own[name] for name in set.intersection(*map(set, known))} for own in known])}
+        first = apart if first is None else first
+        if names := sorted(apart - first):
+            yield Finding(
+                "weights-part",
+                "each rank steps a share of the weights, and others keep the old ones",
+                f"before step {steps[0].number}, {listed(names)} have other values on other ranks",
+                "after each step, send each weight from the rank that steps it: dist.broadcast(weight, src=rank)",
+                steps[0].line,
+            )
+            return
 
 
 def has_shards(run: Run, optimizer: int) -> bool:

@@ -44,6 +44,10 @@ class Gradients:
             add = self._observer.quiet("gradients", functools.partial(self._add_local, parameter))
             _register_hook(parameter, add)
 
+    def of_others(self) -> list[torch.Tensor]:
+        """Return the weights with gradients that no optimizer of this process steps, such as of other ranks' shares."""
+        return [one for one in self._models.with_gradients() if id(one) not in self._hooked]
+
     def is_new(self, parameter: torch.Tensor) -> bool:
         """Return whether a parameter has a gradient that no step has applied."""
         return id(parameter) in self._local or _has_gradient(parameter)

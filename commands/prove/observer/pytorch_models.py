@@ -108,6 +108,10 @@ class Models:
         own = (one for model in self._called for one in model.parameters())
         return next((place for place, one in enumerate(own) if one is parameter), sys.maxsize)
 
+    def with_gradients(self) -> Iterator[torch.Tensor]:
+        """Return an iterator over the weights of called models that have gradients."""
+        return (one for model in self._called for one in model.parameters() if one.grad is not None)
+
     def wrap_call(self, call: Any) -> Any:
         """Wrap `Module.__call__` to observe it."""
         observed = self._observer.around("calls of models", self._observe)(call)

@@ -120,6 +120,7 @@ class Optimizers:
             num_unwrapped=num_unwrapped,
             bypass=self._wrappers.bypass_of(parameters),
             sharded=tuple(sharded),
+            others=self._digests({one: one for one in gradients.of_others()}, is_whole=number == 1),
         )
         gradients.is_stepping = True
         if has_closure and optimizer.param_groups[0].get("line_search_fn"):
