@@ -212,14 +212,17 @@ def test_gradients_that_are_changed_before_the_average(change, is_found):
         ({"wrapper": "train.py:3", "bypass": "inner"}, "itself, not the model inside"),
         ({"wrapper": "train.py:3", "num_unwrapped": 1}, "all weights"),
         ({"wrapper": "train.py:3"}, "communication hook"),
+        ({"local": None}, "that the script sets"),
     ],
 )
 def test_advice_for_gradients_that_are_not_averaged(step, expected):
+    """Gradients without backward are those that the script sets, as of DiLoCo's outer step."""
     wrapper = Wrapped("DistributedDataParallel", "train.py:3")
 
     def change(rank, one):
         [gradient] = one.gradients
-        return {"gradients": (replace(gradient, applied=gradient.local),), **step}
+        own = replace(gradient, applied=gradient.local, local=step.get("local", gradient.local))
+        return {"gradients": (own,), **{name: value for name, value in step.items() if name != "local"}}
 
     apart = map_steps(run(), change)
     ranks = [
@@ -229,6 +232,28 @@ def test_advice_for_gradients_that_are_not_averaged(step, expected):
     [finding] = findings(Runs(ALONE, replace(apart, ranks=tuple(ranks))))
     assert finding.name == "gradients-not-averaged"
     assert expected in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("is_averaged", "kind", "expected"),
+    [
+        (False, "broadcast", ["gradients-not-averaged"]),
+        (False, "all_reduce", []),  # in a hook before the observer's
+        (True, "reduce", []),
+    ],
+)
+def test_shares_of_weights_whose_gradients_are_not_averaged(is_averaged, kind, expected):
+    """Each rank steps one of two weights, as a ZeRO by hand does. Oracle: the mean of the ranks' gradients."""
+
+    def change(rank: int, step: Step) -> dict[str, object]:
+        [gradient] = step.gradients
+        applied = gradient.applied if is_averaged else gradient.local
+        name = f"w{rank}"
+        return {"weights": {name: "00"}, "gradients": (replace(gradient, name=name, applied=applied),)}
+
+    apart, call = map_steps(run(), change), Collective(kind, "", (50,), "train.py:8")
+    ranks = [Rank((*rank.records[:4], call, *rank.records[4:])) for rank in apart.ranks]
+    assert names(replace(apart, ranks=tuple(ranks))) == expected
 
 
 @pytest.mark.parametrize(

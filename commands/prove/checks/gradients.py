@@ -15,6 +15,7 @@ from allstep.commands.prove.checks.factors import (
     factor_of,
     wrong_factor,
 )
+from allstep.commands.prove.checks.samples import same_samples
 from allstep.commands.prove.checks.weights import differing, has_shards, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.rank import Rank, reductions
@@ -49,6 +50,7 @@ def check(runs: Runs) -> Iterator[Finding]:
         return
     for optimizer in range(1, run.num_optimizers + 1):
         if has_shards(run, optimizer):
+            yield from _shares_not_averaged(run, optimizer)
             continue
         if apart := unequal(run.steps(optimizer)):
             first = apart[0][0]
@@ -144,6 +146,33 @@ def _reduces_in_step(rank: Rank, step: Step) -> bool:
     return any(step.line in one.callers[1:] for one in since if math.prod(one.shape) > 1)
 
 
+def _shares_not_averaged(run: Run, optimizer: int) -> Iterator[Finding]:
+    """Find weights of a rank's share, as of a ZeRO by hand, whose gradients are of that rank's own samples alone."""
+    first = next(run.steps(optimizer), ())
+    before = [
+        one for rank, step in zip(run.ranks, first, strict=False) for one in rank.records[: rank.records.index(step)]
+    ]
+    calls = {one.kind for one in before if isinstance(one, Collective) and math.prod(one.shape) > 1}
+    pairs = [
+        [(np.array(g.applied), np.array(g.local)) for g in one.gradients if g.applied and g.local] for one in first
+    ]
+    if (
+        not first
+        or run.shares_work
+        or any(part in kind for kind in calls for part in ("reduce", "gather", "all_to_all"))
+        or None in [factor_of(own) for own in pairs]
+        or isinstance(same_samples(run), Finding)
+    ):
+        return
+    yield Finding(
+        "gradients-not-averaged",
+        "each rank steps a share of the weights by its own gradients: nothing averages them",
+        f"in step 1, {listed([one.name for one in first[0].gradients])} get what rank 0 alone has computed",
+        "reduce each gradient to the rank that steps its weight: dist.reduce(weight.grad, rank), divided by the ranks",
+        first[0].line,
+    )
+
+
 def unequal(together: Iterable[tuple[Step, ...]]) -> tuple[tuple[Step, ...], list[str]] | None:
     """Return the first of some steps whose applied gradients differ between ranks, and the names of these gradients."""
     for steps in together:
@@ -232,6 +261,8 @@ def _averaging(rank: Rank, step: Step) -> str:
             "Horovod's own wrapper averages nothing on Keras 3; in a custom loop, "
             "tape = hvd.DistributedGradientTape(tape)"
         )
+    if not any(one.local for one in step.gradients):
+        return "before the step, all-reduce the gradients that the script sets, and divide them by the number of ranks"
     if rank.library == "torch.distributed":
         return f"model = DistributedDataParallel(model){own}, and call that"
     return f"optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()){own}"
