@@ -210,7 +210,8 @@ def _by_contents(runs: Runs, first: Sequence[Loop]) -> Finding | None:
     common = [digest for digest, count in counts.items() if count > 1]
     if len(common) > max(1, num_alike, _SOME * min(len(one.digests) for one in held)):
         evidence = f"of {sum(len(one.digests) for one in held)} inspected samples, {len(common)} are on several ranks"
-        return _overlap(evidence, first[0].line, "give each rank its own share of one list in one order: sorted(files)")
+        change = "give each rank its own share of one list in one order: sorted(files), shuffled by one seed"
+        return _overlap(evidence, first[0].line, change)
     numbers = [loop.num_samples or 0 for loop in first]
     alone = runs.first_loop_alone
     if not all(numbers) or not alone or sum(numbers) >= (1 - _SOME) * (alone[0].num_samples or 0):
