@@ -198,6 +198,32 @@ def test_rank_0_alone_validates_between_epochs_of_other_lengths():
     assert names(replace(run(), ranks=tuple(ranks))) == []
 
 
+@pytest.mark.parametrize(("may_end_early", "expected"), [(True, ["same-order"]), (False, [])])
+def test_the_order_of_an_epoch_that_another_line_starts(may_end_early, expected):
+    """As `loader = iter(...)` before a loop and after StopIteration in it do; two `for` may be phases alike."""
+    ranks = []
+    for rank in run().ranks:
+        own = {"sampler": _SHARES, "data": 1, "may_end_early": may_end_early}
+        records = [replace(one, **own) if isinstance(one, Loop) else one for one in rank.records[:-1]]
+        more = [Batch(1, (3, 1, 2)), Loop(2, "train.py:6", 3, **own), Batch(2, (3, 1, 2)), replace(STEP, loop=2)]
+        ranks.append(Rank((*records, *more, rank.records[-1])))
+    assert [one for one in names(replace(run(), ranks=tuple(ranks))) if one == "same-order"] == expected
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(2, ["same-order"]), (1, [])])
+def test_the_order_of_a_second_loader(num_steps, expected):
+    """Steps belong to the loader that has yielded last, beside which another may train; validation is between steps."""
+    ranks = []
+    for rank in run().ranks:
+        records = list(rank.records[:-1])
+        for number in (2, 3):
+            records += [Loop(number, "train.py:6", 3, sampler=_SHARES, data=2), Batch(number, (3, 1, 2))]
+            for step in range(num_steps):
+                records += [Yielded(number, (str(step),)), replace(STEP, number=2 * number + step)]
+        ranks.append(Rank((*records, rank.records[-1])))
+    assert [one for one in names(replace(run(), ranks=tuple(ranks))) if one == "same-order"] == expected
+
+
 @pytest.mark.parametrize(
     ("indices", "data", "expected"),
     [((3, 1, 2), 1, ["same-order"]), ((2, 3, 1), 1, []), ((3, 1, 2), 2, [])],

@@ -1,6 +1,7 @@
 """Check that ranks share the data set: every sample once, on one rank, in a different order each epoch."""
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from allstep.commands.prove.checks import sharing
@@ -160,21 +161,34 @@ def _trains(rank: Rank, loop: Loop) -> bool:
 
 
 def _same_order(rank: Rank) -> Finding | None:
-    trained = {step.loop for step in rank.all(Step)}  # of any optimizer, such as one for each phase of fine-tuning
+    trained = _loops_trained_on(rank)
     loops = [loop for loop in rank.all(Loop) if loop.number in trained and loop.sampler and loop.sampler.shuffles]
-    loops = [loop for loop in loops if (loop.line, loop.data) == (loops[0].line, loops[0].data)]
-    if len(loops) < 2:
-        return None
-    first, second = (rank.indices(loop) for loop in loops[:2])
-    if first[: len(second)] != second[: len(first)] or first == sorted(first):
-        return None
-    return Finding(
-        "same-order",
-        "every epoch has the same order of samples: set_epoch was forgotten",
-        f"both epochs begin with the indices {listed(first)}",
-        "at the start of each epoch: sampler.set_epoch(epoch)",
-        loops[1].line,
-    )
+    for begin in {loop.data: loop for loop in reversed(loops)}.values():
+        # A loader that is not looped over by `for` may be started in one line, and again in another one.
+        own = [one for one in loops if one.line == begin.line or (one.may_end_early and begin.may_end_early)]
+        own = [one for one in own if one.data == begin.data][:2]
+        first, *others = map(rank.indices, own)
+        if others and first[: len(others[0])] == others[0][: len(first)] and first != sorted(first):
+            return Finding(
+                "same-order",
+                "every epoch has the same order of samples: set_epoch was forgotten",
+                f"both epochs begin with the indices {listed(first)}",
+                "at the start of each epoch: sampler.set_epoch(epoch)",
+                own[1].line,
+            )
+    return None
+
+
+def _loops_trained_on(rank: Rank) -> set[int]:
+    """Return the numbers of the loops in which any optimizer steps, and of those that yield before several steps."""
+    before, counts = set[int](), Counter[int]()
+    for record in rank.records:
+        if isinstance(record, Yielded):
+            before.add(record.loop)
+        elif isinstance(record, Step):
+            counts.update(before)
+            before.clear()
+    return {step.loop for step in rank.all(Step)} | {loop for loop, count in counts.items() if count > 1}
 
 
 def _doubled(rank: Rank) -> Finding | None:
