@@ -200,7 +200,7 @@ def test_rank_0_alone_validates_between_epochs_of_other_lengths():
 
 @pytest.mark.parametrize(("may_end_early", "expected"), [(True, ["same-order"]), (False, [])])
 def test_the_order_of_an_epoch_that_another_line_starts(may_end_early, expected):
-    """As `loader = iter(...)` before a loop and after StopIteration in it do; two `for` may be phases alike."""
+    """Scripts start a loader before a loop, and anew after StopIteration in it; two `for` may be phases alike."""
     ranks = []
     for rank in run().ranks:
         own = {"sampler": _SHARES, "data": 1, "may_end_early": may_end_early}
@@ -218,7 +218,7 @@ def test_the_order_of_a_second_loader(num_steps, expected):
         records = list(rank.records[:-1])
         for number in (2, 3):
             records += [Loop(number, "train.py:6", 3, sampler=_SHARES, data=2), Batch(number, (3, 1, 2))]
-            for step in range(num_steps):
+            for step in range(num_steps if number == 2 else 1):  # later loops are cut
                 records += [Yielded(number, (str(step),)), replace(STEP, number=2 * number + step)]
         ranks.append(Rank((*records, rank.records[-1])))
     assert [one for one in names(replace(run(), ranks=tuple(ranks))) if one == "same-order"] == expected

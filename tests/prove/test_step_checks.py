@@ -121,6 +121,7 @@ def test_weights_in_later_steps(weights, after, expected):
         ((0.1, 0.08, 0.06), ((0.2, 0.04, 0.02),) * 2, ["schedule-too-fast"]),
         ((0.1, 0.02, 0.1), ((0.2, 0.04, 0.02),) * 2, []),  # a cycle
         ((0.1, 0.08, 0.06), ((0.2, 0.02, 0.1),) * 2, ["schedule-too-fast"]),  # beyond the end of a cosine
+        ((0.05, 0.05, 0.06), ((0.1, 0.08, 0.06),) * 2, []),  # a rate below the schedule's lowest one rises
     ],
 )
 def test_rates_in_later_steps(alone, together, expected):

@@ -167,7 +167,8 @@ def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], g
     Epochs are cut, so that samples are counted within an epoch only. Rates that rise again, as in cycles, tell nothing.
     """
     falls = _fall(alone), _fall(together)
-    if not all(falls):
+    # A rate below the schedule's lowest one rises to that.
+    if not all(falls) or len({min(fall) > 1 for fall in falls}) > 1:
         return None
     ahead = 1 / sum(step.loop == together[0].loop for step in together)  # of a last step, before others
     pairs = [(*pair, 0.0) for pair in _at_equal_epochs(alone, together)]

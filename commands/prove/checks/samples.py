@@ -180,7 +180,7 @@ def _same_order(rank: Rank) -> Finding | None:
 
 
 def _loops_trained_on(rank: Rank) -> set[int]:
-    """Return the numbers of the loops in which any optimizer steps, and of those that yield before several steps."""
+    """Return the numbers of the loops in which any optimizer steps, or whose data are read before several steps."""
     before, counts = set[int](), Counter[int]()
     for record in rank.records:
         if isinstance(record, Yielded):
@@ -188,7 +188,8 @@ def _loops_trained_on(rank: Rank) -> set[int]:
         elif isinstance(record, Step):
             counts.update(before)
             before.clear()
-    return {step.loop for step in rank.all(Step)} | {loop for loop, count in counts.items() if count > 1}
+    data = {loop.data for loop in rank.all(Loop) if loop.data and counts[loop.number] > 1}
+    return {step.loop for step in rank.all(Step)} | {loop.number for loop in rank.all(Loop) if loop.data in data}
 
 
 def _doubled(rank: Rank) -> Finding | None:
