@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,10 @@ def check_outputs(model: str, received: Any, dataset: Dataset) -> None:
             if dataset.task == "classification":
                 needed = "one output for each class, which count from 0"
                 needed += ", or --task regression for a loss of numbers" * (shape[1:] == (1,))
-            outputs, advice = _of_samples(shape), f"give its last layer {needed}"
+            advice = f"give its last layer {needed}"
+            if math.prod(shape) == math.prod(expected):
+                advice = "flatten them, in the order of the targets' numbers"
+            outputs = _of_samples(shape)
         raise UserError(f"expected outputs {_of_samples(expected)} of --model {model}, received {outputs}; {advice}")
     if "float" not in str(received.dtype):
         raise UserError(

@@ -20,6 +20,7 @@ from allstep.pytorch.kept.outside import outside_state
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, deque)
+_WRITABLE: tuple[Any, ...] = (list, OrderedDict, dict, set, deque)
 _OURS, _EXTRA = "allstep_", "_extra_state"
 
 
@@ -174,11 +175,14 @@ def _put_back(kept: tuple[Any, Any]) -> Any:
         cast("Any", value).__setstate__(content.__getstate__())
     elif isinstance(value, np.ndarray):
         value[...] = content
-    elif isinstance(value, (list, deque, set, dict)):
-        items = content if isinstance(value, set) else {key: _put_back(one) for key, one in content.items()}
-        fill, items = (value.extend, items.values()) if isinstance(value, (list, deque)) else (value.update, items)
-        value.clear()
-        fill(items)
+    elif kind := next((kind for kind in _WRITABLE if isinstance(value, kind)), None):
+        kind.clear(value)  # a library's class may refuse changes, or change what it is given, by methods of its own
+        if issubclass(kind, dict):
+            for key, one in content.items():
+                kind.__setitem__(value, key, _put_back(one))
+        else:
+            fill = kind.update if kind is set else kind.extend
+            fill(value, content if kind is set else map(_put_back, content.values()))
     elif isinstance(value, tuple):
         for one in content.values():
             _put_back(one)

@@ -158,6 +158,11 @@ def test_one_number_of_each_sample_needs_no_axis_of_its_own():
     torch.testing.assert_close(trained[0].weight, expected[0].weight)
 
 
+def test_images_as_targets_are_numbers_in_a_row():
+    with pytest.raises(UserError, match=r"expected outputs \(n, 75\) .* received \(n, 3, 5, 5\); flatten them, in the"):
+        Session(nn.Conv2d(3, 3, 1), (images := torch.ones(8, 3, 5, 5), images), epochs=1).fit()
+
+
 def test_a_session_in_a_thread_is_refused():
     with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match="fit needs the main thread"):
         pool.submit(Session(nn.Linear(5, 3), (IMAGES, IMAGES)).fit).result()

@@ -128,6 +128,38 @@ class Library(Base):
         return hidden * lazy["network"]
 
 
+class Frozen(OrderedDict):
+    """A mapping as diffusers has for options: its methods refuse changes."""
+
+    def refuse(self, *_args, **_values):
+        raise TypeError("a frozen mapping")
+
+    update = setdefault = pop = clear = __setitem__ = __delitem__ = refuse
+
+
+class Options(Base):
+    def more(self) -> None:
+        self.options, self.scale = Frozen(), ScaledBy([1.0])
+        OrderedDict.__setitem__(self.options, "scale", 0.5)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.options["scale"] * self.scale[0]
+
+
+class ScaledBy(list):
+    """A list that changes what it is given."""
+
+    def extend(self, values):
+        super().extend(2 * one for one in values)
+
+
+def test_containers_of_a_class_are_put_back_as_they_were():
+    oracle = expected(Options(), "sgd")
+    Session(found := Options(), (X, Y), (X, Y), epochs=EPOCHS, base_lr=RATE, global_batch_size=BATCH).fit()
+    assert_same_state(found, oracle)
+    assert found.options == {"scale": 0.5} and found.scale == [1.0]
+
+
 def test_mappings_that_compute_what_they_hold_are_not_read():
     oracle = expected(Library(), "sgd")
     Session(found := Library(), (X, Y), (X, Y), epochs=EPOCHS, base_lr=RATE, global_batch_size=BATCH).fit()
