@@ -1,9 +1,9 @@
 """How a network uses its weights in a trial pass, for FSDP, which exchanges weights.
 
-FSDP may shard a layer by itself if only the layer's own forward uses its weights, if FSDP sees the layer's outputs, and
-if the pass computes no derivative of it, after which FSDP would drop weights that the backward pass needs. All other
-weights are gathered while the whole network computes. FSDP would not train a weight that the network also keeps outside
-its module.
+FSDP may shard a layer by itself if only the layer's own forward uses its weights, if FSDP sees the layer's outputs, if
+it changes no input in place, which are views of FSDP's, and if the pass computes no derivative of it, after which FSDP
+would drop weights that the backward pass needs. All other weights are gathered while the whole network computes. FSDP
+would not train a weight that the network also keeps outside its module.
 """
 
 import contextlib
@@ -35,22 +35,26 @@ def kept_elsewhere(network: nn.Module) -> str | None:
 @contextlib.contextmanager
 def noting_uses(network: nn.Module) -> Iterator[None]:
     """Note on the modules of `network` how a pass uses their weights."""
-    running, entered = list[nn.Module](), list[nn.Module]()
+    running, entered, versions = list[nn.Module](), list[nn.Module](), list[list[tuple[torch.Tensor, int]]]()
 
-    def enter(module: nn.Module, _inputs: Any) -> None:
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         running.append(module)
         entered.append(module)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        versions.append([(tensor, tensor._version) for tensor in tensors])
         if is_transforming():
             setattr(module, _OPEN, True)
 
     def leave(module: nn.Module, _inputs: Any, outputs: Any) -> None:
         running.pop()
-        if not all(isinstance(leaf, _VISIBLE) for leaf in tree_leaves(outputs)):
+        changes_inputs = any(tensor._version != version for tensor, version in versions.pop())
+        if changes_inputs or not all(isinstance(leaf, _VISIBLE) for leaf in tree_leaves(outputs)):
             setattr(module, _OPEN, True)
 
     with contextlib.ExitStack() as stack:
         for module in _pythons(network):
-            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+            before_it = module.register_forward_pre_hook(enter, with_kwargs=True)
+            for handle in (before_it, module.register_forward_hook(leave)):
                 stack.callback(handle.remove)
         before = {id(one): name for name, one in network.named_parameters()}
         owners: dict[int, list[nn.Module]] = {}

@@ -233,6 +233,13 @@ def test_fsdp_leaves_tied_weights_and_lists_to_the_root():
     assert [name for name, layer in network.items() if stands_alone(layer, uses)] == ["alone"]
 
 
+def test_fsdp_leaves_layers_that_change_their_inputs_to_the_root():
+    """PyTorch forbids it there: "Output 0 of RegisterPostBackwardFunction is a view and is being modified inplace"."""
+    first = [nn.Sequential(nn.ReLU(is_inplace), nn.Conv2d(3, 3, 1)) for is_inplace in (False, True)]
+    network = build_other("a program", SMALL, 0, nn.Sequential(*first, nn.Flatten(), nn.Linear(12, 3)))
+    assert [stands_alone(layer, Counter(map(id, layer.parameters()))) for layer in network[:2]] == [True, False]
+
+
 def test_fsdp_refuses_a_scalar_by_name():
     network = nn.Linear(3, 3)
     network.scale = nn.Parameter(torch.ones(()))
