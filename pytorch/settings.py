@@ -18,13 +18,15 @@ _FLOAT = np.dtype(np.float64)
 
 
 def options_of(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the options of each group of parameters that are numbers or pairs of them, without the learning rate."""
+    """Return the options of each group that are numbers, as tensors or not, or pairs, without the learning rate."""
     return [
         {name: value for name, value in group.items() if name not in _RATES and _is_kept(value)} for group in groups
     ]
 
 
 def _is_kept(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 and not value.is_complex()
     return isinstance(value, NUMBERS) or (isinstance(value, tuple) and all(isinstance(one, NUMBERS) for one in value))
 
 
@@ -60,6 +62,8 @@ class Settings:
             value = values[name]
             if value is None:
                 group.pop(option, None)  # the optimizer adds it in its first step
+            elif isinstance(like, torch.Tensor):
+                group[option] = torch.tensor(value, dtype=like.dtype, device=like.device)
             elif isinstance(like, tuple) or float(value).is_integer():
                 group[option] = type(like)(value)
             else:
@@ -70,7 +74,8 @@ class Settings:
         for name, weight in self._weights():
             yield _of_weight(name), True, weight.requires_grad
         for name, like, group, option in self._of_groups():
-            yield name, like, group.get(option)
+            value = group.get(option)
+            yield name, like, value.item() if isinstance(value, torch.Tensor) else value
 
     def _of_groups(self) -> Iterator[tuple[str, Any, dict[str, Any], str]]:
         for number, (likes, group) in enumerate(zip(self._options, self._groups, strict=True)):

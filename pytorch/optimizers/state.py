@@ -101,6 +101,7 @@ class OwnState:
             raise self._refused("has other weights for validation, of its eval(), which a run does not call")
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         attributes = {name: copied(one) for name, one in vars(optimizer).items() if name not in _OF_TORCH}
+        options = [{name: copied(one) for name, one in group.items()} for group in optimizer.param_groups]
         before, outcomes = remembered(optimizer), []
         for _ in range(2):
             put_back(optimizer, before)
@@ -115,6 +116,10 @@ class OwnState:
             outcomes.append([_size(one.detach() - before[2][one]) for one in parameters])
         self._like = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in parameters}
         self.options = options_of(optimizer.param_groups)
+        for kept, old, new in zip(self.options, options, optimizer.param_groups, strict=True):
+            for option in new.keys() - kept.keys() - _OF_GROUPS:
+                if option not in old or not is_same(old[option], new[option]):
+                    raise self._refused(f"changes {option} of its groups, {type(new[option]).__name__}")
         pairs = zip(before[1], optimizer.param_groups, strict=True)
         changes_rate = any(old["lr"] != new["lr"] for old, new in pairs)
         if others := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
@@ -171,12 +176,12 @@ class OwnState:
 
 OptimizerState = CanonicalSlots | OwnState
 """The part of a checkpoint whose names begin with `optimizer/`."""
-_OF_TORCH = {"state", "param_groups", "defaults"}
+_OF_TORCH, _OF_GROUPS = {"state", "param_groups", "defaults"}, {"params", "lr", "initial_lr"}
 
 
 def remembered(optimizer: torch.optim.Optimizer) -> tuple[dict, list[dict[str, Any]], dict]:
     """Return a copy of the slots of weights, of the options of groups and of the weights, for `put_back`."""
-    groups = [dict(group) for group in optimizer.param_groups]
+    groups = [_copied(group) for group in optimizer.param_groups]
     weights = {parameter: parameter.detach().clone() for group in groups for parameter in group["params"]}
     return {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}, groups, weights
 
@@ -188,10 +193,15 @@ def put_back(optimizer: torch.optim.Optimizer, before: tuple[dict, list[dict[str
     optimizer.state.update({parameter: copy.deepcopy(own) for parameter, own in before[0].items()})
     for group, options in zip(optimizer.param_groups, before[1], strict=True):
         group.clear()  # an option such as a count of steps may have been added
-        group.update(options)
+        group.update(_copied(options))
     for parameter, weight in before[2].items():
         parameter.copy_(weight)
         parameter.grad = None
+
+
+def _copied(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a group of parameters, whose options may be tensors that a step changes in place."""
+    return {name: one.detach().clone() if isinstance(one, torch.Tensor) else one for name, one in group.items()}
 
 
 def _size(update: torch.Tensor) -> tuple[float, float]:

@@ -42,6 +42,31 @@ class Counts(torch.optim.SGD):
                     weight.sub_(weight.grad + group["weight_decay"] * weight, alpha=group["lr"] / group["steps"])
 
 
+class CountsInATensor(Counts):
+    """An optimizer that counts steps in place, as timm's Lamb does."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        counts = [group.pop("count", torch.zeros(())) for group in self.param_groups]
+        for group, count in zip(self.param_groups, counts, strict=True):
+            group["count"], group["steps"] = count.add_(1), count.item() - 1
+        super().step()
+
+
+class CountsInAList(torch.optim.SGD):
+    """An optimizer with a history in its groups."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group.setdefault("history", []).append(1)
+        super().step()
+
+
+def test_options_that_a_checkpoint_cannot_hold_are_refused():
+    with pytest.raises(UserError, match="received CountsInAList, which changes history of its groups, list; take"):
+        train(lambda *_: None, CountsInAList, epochs=1)
+
+
 def change(network, optimizer) -> None:
     network[0].requires_grad_(False)
     network[2].requires_grad_(True)
@@ -69,7 +94,7 @@ def train(change, kind, **flags) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, Counts])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, Counts, CountsInATensor])
 def test_a_resumed_run_goes_on_with_them(kind, tmp_path):
     expected = train(change, kind, epochs=3)
     for epochs, resume in ((2, None), (3, "latest")):
