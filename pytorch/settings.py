@@ -11,6 +11,7 @@ from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.recipe.schedule import rate_factors
 from allstep.common.training.hooks import Hook
 from allstep.common.training.training_run import TrainingRun
+from allstep.pytorch.kept.extra_state import is_dense
 
 NUMBERS = (bool, int, float, np.number, np.bool_)
 _RATES = ("lr", "initial_lr")
@@ -18,7 +19,7 @@ _FLOAT = np.dtype(np.float64)
 
 
 def options_of(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the options of each group that are numbers, as tensors or not, or pairs, without the learning rate."""
+    """Return the options of each group that are numbers, pairs or tensors of them, without the learning rate."""
     return [
         {name: value for name, value in group.items() if name not in _RATES and _is_kept(value)} for group in groups
     ]
@@ -26,7 +27,7 @@ def options_of(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_kept(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.ndim == 0 and not value.is_complex()
+        return type(value) is torch.Tensor and is_dense(value) and not value.is_complex()
     return isinstance(value, NUMBERS) or (isinstance(value, tuple) and all(isinstance(one, NUMBERS) for one in value))
 
 
@@ -75,7 +76,7 @@ class Settings:
             yield _of_weight(name), True, weight.requires_grad
         for name, like, group, option in self._of_groups():
             value = group.get(option)
-            yield name, like, value.item() if isinstance(value, torch.Tensor) else value
+            yield name, like, value.tolist() if isinstance(value, torch.Tensor) else value
 
     def _of_groups(self) -> Iterator[tuple[str, Any, dict[str, Any], str]]:
         for number, (likes, group) in enumerate(zip(self._options, self._groups, strict=True)):

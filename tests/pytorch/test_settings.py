@@ -47,7 +47,7 @@ class CountsInATensor(Counts):
 
     @torch.no_grad()
     def step(self, closure=None):
-        counts = [group.pop("count", torch.zeros(())) for group in self.param_groups]
+        counts = [group.pop("count", torch.zeros(1)) for group in self.param_groups]
         for group, count in zip(self.param_groups, counts, strict=True):
             group["count"], group["steps"] = count.add_(1), count.item() - 1
         super().step()
