@@ -26,6 +26,7 @@ from allstep.common.training.training_run import TrainingRun
 from allstep.common.training.trial import TRIAL, are_probabilities
 from allstep.pytorch.kept.network_state import check, is_lazy, make_dense
 from allstep.pytorch.kept.pass_state import pass_state
+from allstep.pytorch.numerics import check_settings
 from allstep.pytorch.trial import try_network
 
 
@@ -52,7 +53,14 @@ def build_other(
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
+        has_gradients = torch.is_grad_enabled()
         network = network_of_user(model, "pytorch", dataset, own, options, kind=nn.Module)
+        check_settings(torch.empty(0).device)
+        if has_gradients and not torch.is_grad_enabled():
+            raise UserError(
+                f"expected gradients after --model {model} is built, received none, as after set_grad_enabled(False); "
+                "use torch.no_grad() as a context around what needs none"
+            )
         if not isinstance(network, nn.Module):
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"

@@ -39,7 +39,8 @@ def try_network(
     def drawn() -> torch.Tensor:
         if dataset.input_type == "int64":
             return torch.randint(max(1, dataset.num_tokens), shape)
-        return torch.randn(shape).permute(0, 3, 1, 2) if len(shape) == 4 else torch.randn(shape)
+        numbers = torch.randn(shape, dtype=torch.float32)  # as batches are, whatever the default is
+        return numbers.permute(0, 3, 1, 2) if len(shape) == 4 else numbers
 
     def tried(inputs: torch.Tensor, others: torch.Tensor) -> Any:
         network.train()

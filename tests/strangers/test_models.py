@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -180,6 +181,31 @@ class Grows(nn.Linear):
 def test_layers_that_the_first_pass_creates_are_refused():
     with pytest.raises(UserError, match="before its first pass, received head.weight, which the pass creates; call"):
         build_other("a program", dataclasses.replace(SMALL, input_shape=(5,), input_type="float32"), 0, Grows(5, 5))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda: torch.set_default_device("meta"), "received meta as the default device"),
+        (lambda: torch.set_grad_enabled(False), r"received none, as after set_grad_enabled\(False\); use"),
+        (lambda: torch.set_default_dtype(torch.float64), None),
+    ],
+)
+def test_settings_that_a_builder_changes(change, line):
+    """PyTorch trains a network of float32 on samples of float32 whatever the default type is."""
+
+    def build(*_):
+        network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+        change()
+        return network
+
+    try:
+        with pytest.raises(UserError, match=line) if line else nullcontext():
+            build_other("a program", SMALL, 0, build)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
 
 
 def test_a_head_of_more_classes_than_there_are(capfd):
