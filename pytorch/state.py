@@ -11,7 +11,7 @@ import torch
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.pytorch.kept import network_state
 from allstep.pytorch.kept.extra_state import is_dense
-from allstep.pytorch.kept.pass_state import running_statistics
+from allstep.pytorch.kept.pass_state import pass_state, running_statistics
 from allstep.pytorch.kept.snapshot import Snapshot
 from allstep.pytorch.optimizers.state import OptimizerState, put_back, remembered
 from allstep.pytorch.settings import Settings
@@ -31,10 +31,11 @@ class State:
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         averaged = {id(one) for one in running_statistics(self._network)}  # these differ between ranks
+        scratch = pass_state(self._network).scratch
         buffers = (
             (name, one)
             for name, one in self._network.named_buffers()
-            if is_dense(one) and not one.is_meta and id(one) not in averaged
+            if is_dense(one) and not one.is_meta and id(one) not in averaged and name not in scratch
         )
         return (
             (name, array)

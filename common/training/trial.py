@@ -48,6 +48,8 @@ class PassState:
     """Number of outputs of a sample, or of a token."""
     resized: frozenset[str] = frozenset()
     """State that has another shape after a pass."""
+    scratch: frozenset[str] = frozenset()
+    """State that passes change, that checkpoints do not hold and that no outputs need, which may differ on ranks."""
 
 
 class Snapshot(Protocol):
@@ -95,6 +97,7 @@ def try_passes(
     each_time = trial.changed_again() if sample_dependent else set[str]()
     constant, lacking = trial.changed - sample_dependent, not_saved(trial.changed | sample_dependent)
     needs_unsaved = bool(lacking) and trial.outputs_need(lacking)
+    scratch = frozenset[str]() if needs_unsaved else frozenset(lacking)
     if lacking and not needs_unsaved:
         sample_dependent -= lacking
         set_anew = lacking - trial.after.changes()  # by each pass, such as an auxiliary loss or masked weights
@@ -110,6 +113,7 @@ def try_passes(
         not_saved=tuple(sorted(lacking)),
         needs_unsaved=needs_unsaved,
         couples_samples=trial.couples_samples,
+        scratch=scratch,
     )
 
 

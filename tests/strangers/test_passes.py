@@ -43,6 +43,22 @@ class Observer(Base):
         return hidden
 
 
+class Scratch(Base):
+    """A buffer that each pass sets before it computes with it, as snnTorch's neurons have."""
+
+    def more(self) -> None:
+        self.register_buffer("membrane", torch.zeros(0), persistent=False)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.membrane = torch.zeros_like(hidden)
+        self.membrane = self.membrane + hidden
+        return self.membrane
+
+
+def test_state_that_no_pass_needs_from_the_last_one_may_differ_on_ranks():
+    assert pass_state(build_other("a program", SMALL, 0, Scratch())).scratch == {"membrane"}
+
+
 class Coupled(Base):
     """A network that compares the samples of a batch."""
 
