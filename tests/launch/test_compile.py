@@ -32,7 +32,7 @@ from allstep.common.process.exit import run_rank
 from allstep.{framework} import train
 class Counts(Hook):
     def on_end(self, session):
-        print("programs:", {count}, flush=True)
+        print(f"programs: {{{count}}}", flush=True)  # in one part, which no other rank's output comes into
 run_rank(lambda: train.main(hooks=[Counts()]))
 """
 COUNTS = {
