@@ -135,9 +135,7 @@ class CentralStorage(LocalDevices):
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         # The suite's own batch norm calls them running_mean and running_variance.
-        averages = [
-            one.path for one in model.non_trainable_variables if one.name.startswith(("moving_", "running_"))
-        ]
+        averages = [one.path for one in model.non_trainable_variables if one.name.startswith(("moving_", "running_"))]
         if averages and self.flags.accumulate_steps > 1:
             # Devices agree on running statistics in every pass, which TensorFlow cannot within a loop.
             raise UserError(
