@@ -16,12 +16,7 @@ from allstep.commands.prove.checks.carrying import compares_ranks
 from allstep.commands.prove.checks.weights import differing
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.rank import Rank, reductions
-from allstep.commands.prove.records import (
-    RUNNING,
-    Gradient,
-    Projections,
-    Step,
-)
+from allstep.commands.prove.records import RUNNING, Gradient, Projections, Step
 from allstep.commands.prove.runs import Run, Runs
 
 SAME = 1e-3

@@ -59,9 +59,11 @@ def check_later(runs: Runs) -> Iterator[Finding]:
     if runs.together.has(AVERAGES_WEIGHTS):
         return
     for optimizer in range(1, runs.together.num_optimizers + 1):
-        if has_shards(runs.together, optimizer) and not runs.together.shares_work:
-            yield from _left_behind(runs.together, optimizer)
-        if rejoins(runs.together, optimizer) or has_shards(runs.together, optimizer):
+        if has_shards(runs.together, optimizer):
+            if not runs.together.shares_work:
+                yield from _left_behind(runs.together, optimizer)
+            continue
+        if rejoins(runs.together, optimizer):
             continue
         mend = "change weights on all ranks alike: by averaged gradients, and by loads on every rank"
         if runs.together.joins:
