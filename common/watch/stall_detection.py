@@ -138,11 +138,16 @@ def confirm_left_behind(
 ) -> Stall | None:
     """Return a stall of `left_behind` if the ranks' answers confirm it, else None.
 
-    A rank may go on alone in a user's loop, which names no tensors, such as in a last evaluation or to save.
+    A rank may go on alone in a user's loop, which names no tensors, such as in a last evaluation or to save. Phases
+    other than "step" are those of allstep's own loop, in which a collective is one of all ranks.
     """
     is_long = stall.seconds > timeout * _PATIENCE_WITH_ALL
-    waits = [tensors.get(seen.rank) or (is_long and in_collective.get(seen.rank)) for seen in stall.waiting]
-    return stall if all(waits) else None
+
+    def waits(seen: Seen) -> bool:
+        is_certain = is_long or seen.phase != "step"
+        return bool(tensors.get(seen.rank)) or (is_certain and in_collective.get(seen.rank, False))
+
+    return stall if all(map(waits, stall.waiting)) else None
 
 
 def split_waiting_and_missing(

@@ -133,6 +133,8 @@ def test_ranks_that_have_ended_are_missing_where_others_wait_for_their_gradients
     assert "rank 0 of 2 on host0 stopped at step 7: its run has ended" in conclusion(11, ["weight"], True)
     assert "rank 1 on host1 waits in step 7 for the gradients" in conclusion(121, [], True)
     assert stall_detection.left_behind([seen(1, "writing", 10, 121)], [ended], NOW, TIMEOUT) is None
+    waiting[11] = seen(1, "check", 10, 11)  # in the check of replicas, a collective is one of all ranks
+    assert "rank 1 on host1 waits in the replica check" in conclusion(11, [], True) and not conclusion(11, [], False)
 
 
 def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
