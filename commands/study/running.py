@@ -95,7 +95,10 @@ def _variant(name: str, settings: Mapping[str, Any], words: tuple[str, ...]) -> 
         _check_number("slow-rank", slow_rank, 0, num_ranks - 1, name)
     hosts = (socket.gethostname(),)
     placement = Placement("horovodrun", 0, num_ranks, 0, num_ranks, 0, hosts) if num_ranks > 1 else ALONE
-    config = parse(tuple(STRATEGIES[framework]), placement, words)
+    try:
+        config = parse(tuple(STRATEGIES[framework]), placement, words)
+    except UserError as mistake:
+        raise UserError(f"{name}, with the study's flags and yours: {mistake}") from None
     if not STRATEGIES[framework][config.strategy_name].can_have(num_ranks):
         raise UserError(
             f"expected a number of ranks that --strategy {config.strategy_name} can have in {name}, received "

@@ -188,6 +188,7 @@ def test_flags_of_the_user_take_the_place_of_the_study_s_own():
         ({}, ("--base-lr", "1"), "received --base-lr, which this study gives"),
         ({}, ("--seed", "1"), "received --seed"),
         ({}, ("--epoch", "1"), "did you mean --epochs?"),
+        ({"flags": {"epochs": 1}}, ("--warmup-epochs", "2"), "some, with the study's flags and yours: expected --warm"),
     ],
 )
 def test_mistakes(changes, flags, expected, tmp_path):
