@@ -1,6 +1,6 @@
 """Settings that a user's hooks may not change during a run, because a traced step would ignore the change."""
 
-from collections.abc import Sequence
+from collections import deque
 
 import keras
 
@@ -18,21 +18,24 @@ class SettingsCheck(Hook):
         self._parts = [(one.path, one) for one in (*layers_of(model), *model.variables)]
         self._trained = [part.trainable for _, part in self._parts]
         self._optimizers = parts(optimizer)
-        self._start = self._set = self._rates()
+        self._start = self._rates()
+        self._recent = deque([self._start])
 
     def on_start(self, session: TrainingRun) -> None:
+        # Asynchronous steps may have set the rates of any step that was in flight.
+        self._recent = deque([self._start], maxlen=1 + session.strategy.steps_in_flight)
         self._check_layers()
-        self._check_rates(self._start)
+        self._check_rates()
 
     def on_step(self, session: TrainingRun) -> None:
         self._check_layers()
-        self._set = [session.progress.learning_rate * factor for factor in rate_factors(self._start)]
+        self._recent.append([session.progress.learning_rate * factor for factor in rate_factors(self._start)])
         if session.strategy.gpu is None:  # reading a number would wait for a GPU in each step
-            self._check_rates(self._set)
+            self._check_rates()
 
     def on_epoch(self, session: TrainingRun) -> None:
         self._check_layers()
-        self._check_rates(self._set)  # a resumed run may only have to end the epoch
+        self._check_rates()  # a resumed run may only have to end the epoch
 
     def _check_layers(self) -> None:
         for (name, part), was_trained in zip(self._parts, self._trained, strict=True):
@@ -43,12 +46,12 @@ class SettingsCheck(Hook):
                     "before the Session, and go on in another one by init_from"
                 )
 
-    def _check_rates(self, rates: Sequence[float]) -> None:
-        for rate, found in zip(rates, self._rates(), strict=True):
-            if abs(found - rate) > 1e-6 * rate:  # variables are float32
+    def _check_rates(self) -> None:
+        for rates, found in zip(zip(*self._recent, strict=True), self._rates(), strict=True):
+            if all(abs(found - rate) > 1e-6 * rate for rate in rates):  # variables are float32
                 raise UserError(
-                    f"expected the learning rate {rate:g}, which the run sets, received {found:g} from a hook; give "
-                    "warmup_epochs, lr_decay or lr_milestones"
+                    f"expected the learning rate {rates[-1]:g}, which the run sets, received {found:g} from a hook; "
+                    "give warmup_epochs, lr_decay or lr_milestones"
                 )
 
     def _rates(self) -> list[float]:

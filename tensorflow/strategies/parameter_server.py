@@ -11,7 +11,8 @@ The staleness of a gradient is the number of updates by others between reading t
 reports mean and maximum.
 
 A notice to end (SIGTERM, SIGUSR1) has to reach the chief, as it does if the launcher passes it to all ranks; a worker
-ignores it. A frozen process counts as gone after two thirds of --fault-timeout.
+ignores it. A frozen process counts as gone after two thirds of --fault-timeout. Where a host is cut off, rank 0 may
+take twice that timeout, and be ended by its watcher.
 """
 
 from __future__ import annotations
@@ -105,11 +106,13 @@ class ParameterServer(DistributedStrategy):
         return device
 
     def serve(self) -> bool:
-        if self._cluster.role == "chief":
+        is_chief = self._cluster.role == "chief"
+        # TensorFlow may wait for a process with Python's lock: no thread of the chief can then report that one. If it
+        # is a frozen one, its own watcher ends it in time for the chief's report.
+        end_when_frozen(self._fault_timeout * (2 if is_chief else 1))
+        if is_chief:
             return False
         self._start_server(self._cluster, self._cluster.role, self._cluster.index)
-        # TensorFlow may wait for this process with Python's lock: no thread of the chief can then report a frozen one.
-        end_when_frozen(self._fault_timeout)
         # A notice to end concerns the chief, which needs this process until it has saved.
         for number in NOTICES:
             signal.signal(number, signal.SIG_IGN)

@@ -171,6 +171,24 @@ run_rank(train.main)
     assert "rank 2 (worker 1 at" in result.output or "process rank 2 with PID" in result.output, result.output
 
 
+def test_a_chief_that_waits_with_the_interpreter_lock_is_ended(tmp_path):
+    """TensorFlow's coordinator does so where the host of a worker is cut off while it sends a step there."""
+    script = tmp_path / "waits.py"
+    script.write_text("""
+import ctypes, sys
+from allstep import Hook
+from allstep.common.process.exit import run_rank
+from allstep.tensorflow import train
+class Waits(Hook):
+    def on_epoch(self, session):
+        ctypes.PyDLL(None).sleep(600)
+run_rank(lambda: train.main(sys.argv[1:], [Waits()]))
+""")
+    flags = (*FLAGS, "--strategy", "parameter-server", "--fault-timeout", 4, "--output-dir", tmp_path / "out")
+    result = run(*MPIRUN, 2, sys.executable, script, *flags)
+    assert result.returncode not in (0, 2) and "was frozen for 8 s, and is ended" in result.output, result.output
+
+
 DRIFTS = "bias = worker._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
 
 
