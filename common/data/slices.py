@@ -86,8 +86,10 @@ class SumPlan:
     a ring.
     """
 
-    def __init__(self, num_slices: int, rank: int, world_size: int) -> None:
+    def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Any = None) -> None:
+        """`exchange` is for more than one rank."""
         self.num_slices, self.rank, self.world_size = num_slices, rank, world_size
+        self._exchange = exchange
         self.nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
         """Nodes of the tree that each rank contributes."""
         self.in_order: dict[int, bool] = {}
@@ -112,30 +114,18 @@ class SumPlan:
         if size not in self.in_order:
             # Of two ranks each has one half of the tree, and a sum of two numbers has only one order.
             self.in_order[size] = self.world_size == 2 or (
-                all_reduce is not None
-                and adds_in_order(
-                    all_reduce, size, rank=self.rank, world_size=self.world_size, num_slices=self.num_slices
-                )
+                all_reduce is not None and self._agrees_in_trial(size, all_reduce)
             )
         return self.in_order[size]
 
-
-def adds_in_order(
-    all_reduce: Callable[[np.ndarray], np.ndarray], size: int, *, rank: int, world_size: int, num_slices: int
-) -> bool:
-    """Return whether a library's all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
-
-    `all_reduce` sums float32 arrays over all ranks, in an order that depends only on their size.
-    """
-    if size < SMALLEST_TRIAL or any(len(local_nodes(other, world_size, num_slices)) > 1 for other in range(world_size)):
-        return False
-    expected: TreeSum[np.ndarray] = TreeSum(num_slices)
-    for other in range(world_size):
-        [node] = local_nodes(other, world_size, num_slices)
-        expected.add(node, trial(other))
-    found = all_reduce(np.resize(trial(rank), size))
-    agrees = np.array([np.array_equal(found, np.resize(expected.total, size))], np.float32)
-    return float(all_reduce(agrees)[0]) == world_size
+    def _agrees_in_trial(self, size: int, all_reduce: Callable[[np.ndarray], np.ndarray]) -> bool:
+        """Return whether all ranks find the sum of the tree in an all-reduce of `size` elements."""
+        if size < SMALLEST_TRIAL or any(len(nodes) > 1 for nodes in self.nodes):
+            return False
+        expected = self.add_up([trial(other) for other in range(self.world_size)])
+        found = all_reduce(np.resize(trial(self.rank), size))
+        agrees = np.array([np.array_equal(found, np.resize(expected, size))], np.float32)
+        return float(all_reduce(agrees)[0]) == self.world_size
 
 
 def trial(rank: int) -> np.ndarray:

@@ -42,13 +42,12 @@ class Exchange(Protocol):
 class OrderedSum(SumPlan):
     """Sum over the slices of all ranks, with the same bits on every rank and on any number of ranks."""
 
-    num_parts = 1
-    """Number of parts of the vectors; each rank receives the sum of one part."""
+    _exchange: Exchange | None
 
-    def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
-        """`exchange` is for more than one rank."""
-        super().__init__(num_slices, rank, world_size)
-        self._exchange = exchange
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of the vectors; each rank receives the sum of one part."""
+        return 1
 
     def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         """Return the sum over all slices; see `begin`."""
@@ -86,9 +85,9 @@ class OrderedSum(SumPlan):
 class OrderedScatter(OrderedSum):
     """Sum of which each rank needs only a part, so that there is no all-gather."""
 
-    def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
-        super().__init__(num_slices, rank, world_size, exchange)
-        self.num_parts = world_size
+    @property
+    def num_parts(self) -> int:
+        return self.world_size
 
     def begin(self, partial: Mapping[Node, torch.Tensor], number: int) -> Callable[[], Wait]:
         """Begin this rank's part of the sum; the parts have the same size and are in the order of ranks."""

@@ -60,10 +60,7 @@ class Exchange(Protocol):
 class OrderedSum(SumPlan):
     """Sum over the slices of all ranks, with the same bits on every rank and on any number of ranks."""
 
-    def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
-        """`exchange` is for more than one rank."""
-        super().__init__(num_slices, rank, world_size)
-        self._exchange = exchange
+    _exchange: Exchange | None
 
     def __call__(self, partial: Mapping[Node, tf.Tensor]) -> tf.Tensor:
         """Return the sum over all slices; `partial` is this rank's `TreeSum.partial`: vectors of one size, padded."""

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from allstep.common.base.errors import UserError, quote
@@ -122,9 +123,15 @@ def find_parts(
                 found.append(path)
         elif not re.fullmatch(companions, name):
             passed.add(f"files that are not {_any_of(suffixes)}", path)
-    for part_of in (_folder_part, _name_part, _marked_part, lambda _: UNNAMED):
+    in_marked_folder = partial(_folder_part, part_in=marked_part)
+    for part_of in (
+        _folder_part,
+        lambda path: marked_part(os.path.basename(path)),
+        in_marked_folder,
+        lambda _: UNNAMED,
+    ):
         parts = _grouped(found, part_of)
-        if parts.keys() & {*TRAINING_NAMES} or (parts.keys() - {UNNAMED} and part_of is not _marked_part):
+        if parts.keys() & {*TRAINING_NAMES} or (parts.keys() - {UNNAMED} and part_of is not in_marked_folder):
             break
     train, validation = choose_parts(parts, passed, "files", config)
     if train is None:
@@ -170,18 +177,9 @@ def part_named(name: str) -> str:
     return name.lower() if _FOLDER.fullmatch(name) else UNNAMED
 
 
-def _folder_part(path: str) -> str:
-    """Return the part that a folder around a file names: the outermost, if several do."""
-    return next((part for name in path.split(os.sep)[:-1] if (part := part_named(name)) != UNNAMED), UNNAMED)
-
-
-def _name_part(path: str) -> str:
-    return marked_part(os.path.basename(path))
-
-
-def _marked_part(path: str) -> str:
-    """Return the part that stands in the name of a folder around a file."""
-    return next((part for name in path.split(os.sep)[:-1] if (part := marked_part(name)) != UNNAMED), UNNAMED)
+def _folder_part(path: str, part_in: Callable[[str], str] = part_named) -> str:
+    """Return the part that the name of a folder around a file tells by `part_in`: the outermost, if several do."""
+    return next((part for name in path.split(os.sep)[:-1] if (part := part_in(name)) != UNNAMED), UNNAMED)
 
 
 def marked_part(name: str) -> str:
