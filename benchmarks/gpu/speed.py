@@ -17,7 +17,7 @@ from PIL import Image
 from allstep.benchmarks.figures import compared, missing
 from allstep.benchmarks.gpu import decode
 from allstep.benchmarks.gpu.effort import Effort
-from allstep.commands.shared.measure import epoch_rates, job, median_ratio, run
+from allstep.commands.shared.measure import epoch_rates, job, run
 from allstep.commands.shared.records.files import read_json
 from allstep.commands.shared.records.measured import Figure, Measured
 from allstep.commands.shared.turns import Launch, run_in_turn
@@ -176,8 +176,6 @@ def _figure(what: str, rates: Rates, ours: str, reference: str, target: str = ""
     if failed := [name for name in (ours, reference) if name not in rates]:
         return missing(what, f"{' and '.join(failed)} failed")
     one, other = rates[ours], rates[reference]
-    return compared(what, one, other, target=target, by=median_ratio if len(one) == len(other) else _ratio_of_medians)
-
-
-def _ratio_of_medians(ours: Sequence[float], reference: Sequence[float]) -> float:
-    return statistics.median(ours) / statistics.median(reference)
+    if len(one) == len(other):
+        return compared(what, one, other, target=target)
+    return compared(what, [statistics.median(one)], [statistics.median(other)], target=target)

@@ -111,10 +111,6 @@ class Gate:
         self._trained: dict[tuple[GateRun, int], tuple[Outcome, curves.Curve | None]] = {}
         """Outcome and curve of each run and seed."""
 
-    def train(self, runs: Sequence[GateRun]) -> None:
-        """Train runs that will be judged; together that takes less time than one by one."""
-        self._train(runs, _SEEDS[0])
-
     def judge(self, run: GateRun, reference: GateRun) -> Verdict:
         """Return the verdict on `run`; see `reference_of`."""
         for seed in _SEEDS:
@@ -158,10 +154,11 @@ class Gate:
 
     def _curve(self, run: GateRun, seed: int) -> tuple[Outcome, curves.Curve | None]:
         if (run, seed) not in self._trained:
-            self._train([run], seed)
+            self.train([run], seed)
         return self._trained[run, seed]
 
-    def _train(self, runs: Sequence[GateRun], seed: int) -> None:
+    def train(self, runs: Sequence[GateRun], seed: int = _SEEDS[0]) -> None:
+        """Train runs that will be judged; together that takes less time than one by one."""
         with scratch_folder("compare") as folder:
             folders = [folder / str(number) for number in range(len(runs))]
             commands = [self._command(*pair, seed) for pair in zip(runs, folders, strict=True)]

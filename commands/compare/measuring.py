@@ -101,7 +101,10 @@ class Comparison:
                     progress.reach(number)
                     progress.begin(f"gate: curve {number + 1} of {len(runs)}")
 
-            return self._launch(commands, watch)
+            starting = 2 if self._settings.turns else 1  # each one starts while the one before still runs
+            with scratch_folder("compare") as folder:
+                launches = [Launch([one], folder / str(number), polls=False) for number, one in enumerate(commands)]
+                return self._run(launches, starting=starting, watch=watch)
 
         judge = gate.Gate(self._settings.gate_steps, launch, device=self._settings.device)
         judge.train(runs)
@@ -223,12 +226,6 @@ class Comparison:
         """
         kept = _read(kind, path)
         return kept if kept and kept.good and kept.created == self._created else None
-
-    def _launch(self, commands: Sequence[list[str]], watch: Watch) -> list[Outcome]:
-        """Run commands to their ends; with --turns, each one starts while the one before still runs."""
-        with scratch_folder("compare") as folder:
-            launches = [Launch([one], folder / str(number), polls=False) for number, one in enumerate(commands)]
-            return self._run(launches, starting=2 if self._settings.turns else 1, watch=watch)
 
     def _run(self, launches: Sequence[Launch], *, starting: int, watch: Watch) -> list[Outcome]:
         limits = {"time_limit": self._time_limit, "num_threads": self._settings.threads_per_rank}

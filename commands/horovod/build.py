@@ -25,6 +25,7 @@ from allstep.commands.horovod.patch_series import Patch, apply_patches, inserted
 from allstep.commands.horovod.target import Target
 from allstep.commands.horovod.wheel import fitting, label, relabel
 from allstep.common.base.progress_bar import ProgressBar
+from allstep.common.files.disk import sha256_of
 
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -67,7 +68,9 @@ def cached_wheel(target: Target, *, patches: list[Patch]) -> Path:
     does not fit the source.
     """
     version = label(VERSION, target, patches, digest(target, patches))
-    if wheel := fitting(f"horovod-{version}-{_tags()}.whl", cache_folder() / "prebuilt"):
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    tags = f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    if wheel := fitting(f"horovod-{version}-{tags}.whl", cache_folder() / "prebuilt"):
         return wheel
     prerequisites.check_platform()
     folder = cache_folder() / build_name(target, patches)
@@ -115,11 +118,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _tags() -> str:
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-
-
 @dataclass(frozen=True)
 class Tools:
     """Folders of the build tools."""
@@ -148,7 +146,7 @@ def _install_tools(target: Target, folder: Path, log: Path) -> Tools:
 def _download(target: Target, tools: Tools, log: Path) -> Path:
     """Return the source distribution, from the cache or the package registry, after checking its SHA-256."""
     archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
-    if not (archive.exists() and hashlib.sha256(archive.read_bytes()).hexdigest() == SDIST_SHA256):
+    if not (archive.exists() and sha256_of(archive) == SDIST_SHA256):
         print("  downloading Horovod's source", flush=True)
         requirement = log.parent / "requirement.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")

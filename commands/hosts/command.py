@@ -180,11 +180,6 @@ def to_list(hosts: Sequence[Host]) -> str:
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
-def to_mpich(hosts: Sequence[Host]) -> str:
-    """Format hosts for a hostfile of an MPIJob that runs Intel MPI or MPICH."""
-    return "\n".join(f"{host.name}:{host.slots}" for host in hosts)
-
-
 def to_slurm(hosts: Sequence[Host]) -> str:
     """Format hosts as environment variables of a Slurm allocation, quoted for a shell."""
     groups = [(slots, len(list(group))) for slots, group in groupby(host.slots for host in hosts)]
@@ -198,7 +193,7 @@ FORMS: dict[str, Callable[[Sequence[Host]], str]] = {
     "horovodrun": to_hostfile,
     "openmpi": to_hostfile,
     "mpijob": to_hostfile,
-    "mpich": to_mpich,
+    "mpich": lambda hosts: to_list(hosts).replace(",", "\n"),  # a hostfile of Intel MPI or MPICH
     "H": to_list,
     "slurm": to_slurm,
 }

@@ -197,11 +197,10 @@ def print_differences(optimizer: str, columns: Mapping[str, Mapping[int, Differe
     """Print a row for each step with known weights, then the largest differences of all rows and the bounds."""
     rows = {str(step): [column[step] for column in columns.values()] for step in next(iter(columns.values()))}
     rows["largest"] = [largest_of(column.values()) for column in columns.values()]
-    table = [[name, *(cell for one in differences for cell in _cells(one))] for name, differences in rows.items()]
+    table = [
+        [name, *(f"{value:.1e}" for one in differences for value in (one.loss, one.weights))]
+        for name, differences in rows.items()
+    ]
     table.append(["bound", *(f"{bound_of(bounds, column):.0e}" for column in columns for _ in range(2))])
     header = ["step", *(f"{column} {what}".replace(" ", "\n") for column in columns for what in ("loss", "weights"))]
     print_table(Table(f"{optimizer}: largest relative differences", header, table))
-
-
-def _cells(difference: Difference) -> tuple[str, str]:
-    return f"{difference.loss:.1e}", f"{difference.weights:.1e}"

@@ -46,21 +46,17 @@ _MESSAGES = {
 }
 
 
-class NotAnExample(ValueError):
-    """Bytes that are not a tf.train.Example."""
-
-
 def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
     """Return the features of an Example by name: bytes, several as objects (n,), or numbers, float32 or int64 (n,).
 
-    Features without a value are left out. Raises NotAnExample if the bytes are not a tf.train.Example.
+    Features without a value are left out. Raises Damaged if the bytes are not a tf.train.Example.
     """
     from google.protobuf.message import DecodeError
 
     try:
         example = example_class().FromString(data)
     except DecodeError as error:
-        raise NotAnExample(str(error)) from error
+        raise Damaged(f"it is no tf.train.Example ({error})") from error
     features: dict[str, bytes | np.ndarray] = {}
     for entry in example.features.feature:
         value = entry.value
@@ -151,10 +147,7 @@ def _features(data: bytes) -> dict[str, bytes | np.ndarray]:
     message, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
     if _CHECKSUM.unpack(checksum)[0] != _masked_crc(message):
         raise Damaged("its checksum is wrong")
-    try:
-        return parse_example(message)
-    except NotAnExample as error:
-        raise Damaged(f"it is no tf.train.Example ({error})") from error
+    return parse_example(message)
 
 
 def _masked_crc(data: bytes) -> int:

@@ -11,6 +11,7 @@ import pytest
 from compared import OK, SETTINGS, cell
 
 from allstep.commands.compare.gate import Gate, GateRun, gate_run, reference_of
+from allstep.commands.parity import command as parity
 from allstep.commands.parity import curves
 from allstep.common.files.strict_json import to_json
 
@@ -23,7 +24,7 @@ class MadeUp(Gate):
         super().__init__(3, launch=lambda commands: [OK] * len(commands))
         self._changes, self._num_kinks, self.trained = changes, num_kinks, []
 
-    def _train(self, runs: Sequence[GateRun], seed: int) -> None:
+    def train(self, runs: Sequence[GateRun], seed: int = parity.SEED) -> None:
         for run in runs:
             self.trained.append((run.strategy, seed))
             change = 1 + self._changes.get(run.framework, 0) + self._changes.get(run.strategy, 0)
