@@ -98,12 +98,11 @@ class SettingsCheck(Hook):
     def on_start(self, session: TrainingRun) -> None:
         self._check(self._set)
 
+    on_epoch = on_start  # a resumed run may only have to end the epoch
+
     def on_step(self, session: TrainingRun) -> None:
         self._set = [session.progress.learning_rate * factor for factor in rate_factors(self._start)]
         self._check(self._set)
-
-    def on_epoch(self, session: TrainingRun) -> None:
-        self._check(self._set)  # a resumed run may only have to end the epoch
 
     def _check(self, rates: Sequence[float]) -> None:
         if len(self._groups) != len(rates):

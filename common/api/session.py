@@ -22,7 +22,6 @@ from allstep.common.training.start import start
 
 if TYPE_CHECKING:
     from allstep.common.data.datasets import Dataset
-    from allstep.common.recipe.progress import Progress
     from allstep.common.training.hooks import Hook
     from allstep.common.training.training_run import TrainingRun
 
@@ -156,11 +155,7 @@ def _refuse_elastic(elastic: bool) -> None:
 def train(session: TrainingRun) -> list[dict[str, Any]]:
     """Train, and return the fields of each event `epoch`."""
     history, open_reporter = History(), session.open_reporter
-
-    def with_history(config: TrainConfig, rank: int, progress: Progress) -> Reporter:
-        return Listeners([open_reporter(config, rank, progress), history])
-
-    dataclasses.replace(session, open_reporter=with_history).train()
+    dataclasses.replace(session, open_reporter=lambda *run: Listeners([open_reporter(*run), history])).train()
     return history.epochs
 
 

@@ -87,12 +87,6 @@ class Profiling(Hook):
         self._writer: threading.Thread | None = None
         self._begun = self._first
 
-    def on_start(self, session: TrainingRun) -> None:
-        self._follow(session)
-
-    def on_step(self, session: TrainingRun) -> None:
-        self._follow(session)
-
     def on_end(self, session: TrainingRun) -> None:
         if self._between is not None:
             self._finish(session)
@@ -103,7 +97,7 @@ class Profiling(Hook):
         elif self._rank == 0:
             warn(f"the run has no step {self._first} to {self._last}, which --profile names; nothing is profiled")
 
-    def _follow(self, session: TrainingRun) -> None:
+    def on_step(self, session: TrainingRun) -> None:
         """Start, go on or finish after a step.
 
         The profiler starts a step earlier, if there is one, in which ranks wait for the one whose profiler starts last.
@@ -122,6 +116,8 @@ class Profiling(Hook):
                 self._restore = patched(session.worker, "train_step", self._recorded)
             self._between = ExitStack()
             self._between.enter_context(self._profiler.span(_BETWEEN))
+
+    on_start = on_step
 
     def _recorded(self, train_step: Callable) -> Callable:
         def recorded(*arguments: Any) -> Any:
