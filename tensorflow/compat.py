@@ -6,6 +6,7 @@ The libraries do not promise any of this; it was checked for TensorFlow 2.21, an
 
 import collections
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -196,6 +197,19 @@ def h5_optimizer_weights(file: h5py.File) -> list[Any]:
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes a function and returns its replacement."""
+
+
+def wrapper(function: Callable[..., Any]) -> Wrap:
+    """Return what replaces a function by `function`, which gets the replaced one before the arguments of a call."""
+
+    def wrap(replaced: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(replaced)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(replaced, *args, **kwargs)
+
+        return replacement
+
+    return wrap
 
 
 def wrap_model_method(name: str, wrap: Wrap) -> None:

@@ -3,7 +3,6 @@
 Keras knows the replicas of tf.distribute alone. Importing this module makes the option mean Horovod's ranks.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,8 +10,17 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.compat import is_in_xla, number_in_graph, wrap_masked_moments, wrap_synchronised_moments
+from allstep.tensorflow.compat import (
+    is_in_xla,
+    number_in_graph,
+    wrap_masked_moments,
+    wrap_synchronised_moments,
+    wrapper,
+)
 from allstep.tensorflow.networks.batch_norm import moments_of_all
+
+Moments = tuple[tf.Tensor, tf.Tensor]
+"""Mean and variance."""
 
 
 def SyncBatchNormalization(*args: Any, **options: Any) -> keras.layers.BatchNormalization:  # noqa: N802 (Horovod's name)
@@ -25,33 +33,26 @@ def synchronises(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
 
 
-def _over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def _over_ranks(moments: Callable[..., Any], x: tf.Tensor, axes: list[int], keepdims: bool) -> Moments:
     """Wrap Keras' moments over replicas: `moments(x, axes, keepdims)` returns mean and variance."""
-
-    def over_ranks(x: tf.Tensor, axes: list[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
-        if not hvd.is_initialized() or hvd.size() == 1:
-            return moments(x, axes, keepdims)
-        mean, variance = _moments_of_all(x, tf.ones_like(x, tf.bool), axes)
-        return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
-
-    return over_ranks
+    if not hvd.is_initialized() or hvd.size() == 1:
+        return moments(x, axes, keepdims)
+    mean, variance = _moments_of_all(x, tf.ones_like(x, tf.bool), axes)
+    return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
-def _masked_over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def _masked_over_ranks(moments: Callable[..., Any], self: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> Moments:
     """Wrap `BatchNormalization._moments`, which leaves out the other replicas where samples have a mask."""
-
-    @functools.wraps(moments)
-    def over_ranks(self: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        if mask is None or not self.synchronized or not hvd.is_initialized() or hvd.size() == 1:
-            return moments(self, inputs, mask)
-        counts = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs))
-        mean, variance = _moments_of_all(inputs, counts, self._reduction_axes)
-        return tf.squeeze(mean), tf.squeeze(variance)
-
-    return over_ranks
+    if mask is None or not self.synchronized or not hvd.is_initialized() or hvd.size() == 1:
+        return moments(self, inputs, mask)
+    counts = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs))
+    mean, variance = _moments_of_all(inputs, counts, self._reduction_axes)
+    return tf.squeeze(mean), tf.squeeze(variance)
 
 
-def _moments_of_all(x: tf.Tensor, counts: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+def _moments_of_all(x: tf.Tensor, counts: tf.Tensor, axes: list[int]) -> Moments:
     """Return mean and variance, with their axes kept, of those values of all ranks that count."""
     if is_in_xla():
         raise NotImplementedError(

@@ -27,6 +27,7 @@ from allstep.tensorflow.compat import (
     wrap_configurations,
     wrap_loss_scaling,
     wrap_model_method,
+    wrapper,
 )
 from allstep.tensorflow.drop_in.batch_norm import synchronises
 from allstep.tensorflow.drop_in.first_steps import checked, is_guarded
@@ -52,58 +53,44 @@ def track_model(model: keras.Model) -> None:
     _compiled_models[next(_num_compiled)] = model
 
 
-def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
+@wrapper
+def _compile(compile_: Callable[..., None], self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
     """Wrap `Model.compile` for distributed optimizers.
 
     `jit_compile="auto"`, which means XLA on a GPU, means False with a user's `train_step`, because only Keras' step can
     be split around Horovod, and with a batch norm over all ranks. `experimental_run_tf_function`, which Horovod's
     examples pass and Keras 3 has dropped, is accepted.
     """
-    signature = inspect.signature(compile_)
-
-    @functools.wraps(compile_)
-    def compile(self, optimizer="rmsprop", *args, **kwargs):
-        if not is_distributed(optimizer):
-            return compile_(self, optimizer, *args, **kwargs)
-        kwargs.pop("experimental_run_tf_function", None)
-        call = signature.bind(self, optimizer, *args, **kwargs)
-        is_split = has_keras_step(self) and not any(map(synchronises, layers_of(self)))
-        if call.arguments.get("jit_compile", "auto") == "auto" and not is_split:
-            call.arguments["jit_compile"] = False
-        track_model(self)
-        return compile_(*call.args, **call.kwargs)
-
-    return compile
+    if not is_distributed(optimizer):
+        return compile_(self, optimizer, *args, **kwargs)
+    kwargs.pop("experimental_run_tf_function", None)
+    call = inspect.signature(compile_).bind(self, optimizer, *args, **kwargs)
+    is_split = has_keras_step(self) and not any(map(synchronises, layers_of(self)))
+    if call.arguments.get("jit_compile", "auto") == "auto" and not is_split:
+        call.arguments["jit_compile"] = False
+    track_model(self)
+    return compile_(*call.args, **call.kwargs)
 
 
-def _fit(fit_: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def _fit(fit_: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `Model.fit` to compare over the ranks what each is about to do and what it ends with."""
-    signature = inspect.signature(fit_)
-
-    @functools.wraps(fit_)
-    def fit(self, *args, **kwargs):
-        call = signature.bind(self, *args, **kwargs)
-        with guarded(self, call.arguments):
-            return fit_(*call.args, **call.kwargs)
-
-    return fit
+    call = inspect.signature(fit_).bind(self, *args, **kwargs)
+    with guarded(self, call.arguments):
+        return fit_(*call.args, **call.kwargs)
 
 
-def _maybe_symbolic_build(build_: Callable[..., None]) -> Callable[..., None]:
+@wrapper
+def _maybe_symbolic_build(build_: Callable[..., None], self: Any, iterator: Any = None, **given: Any) -> None:
     """Wrap what Keras calls before a `fit` reads a batch, to create weights that a broadcast is to send.
 
     A model that is built by its first batch would take the first step from other weights on each rank.
     """
-
-    @functools.wraps(build_)
-    def maybe_symbolic_build(self, iterator=None, **given):
-        build_(self, iterator=iterator, **given)
-        if iterator is None or not is_guarded() or all(layer.built for layer in layers_of(self)):
-            return
-        with contextlib.suppress(Exception):  # as where training takes no call of the model
-            build_symbolically(self, iterator)
-
-    return maybe_symbolic_build
+    build_(self, iterator=iterator, **given)
+    if iterator is None or not is_guarded() or all(layer.built for layer in layers_of(self)):
+        return
+    with contextlib.suppress(Exception):  # as where training takes no call of the model
+        build_symbolically(self, iterator)
 
 
 def has_keras_step(model: keras.Model) -> bool:
@@ -111,83 +98,63 @@ def has_keras_step(model: keras.Model) -> bool:
     return type(model).train_step is keras.Model.train_step
 
 
-def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def _make_train_function(make_train_function_: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `Model.make_train_function` to refuse training with a plain optimizer that has replaced a distributed one in
     a later `compile`, and to leave XLA compilation to `train_step`."""
-
-    @functools.wraps(make_train_function_)
-    def make_train_function(self, *args, **kwargs):
-        if any(model is self for model in _compiled_models.values()) and (reason := refusal(self)):
-            raise ValueError(reason)
-        in_parts = self.jit_compile and has_keras_step(self) and is_distributed(self.optimizer)
-        if not in_parts:
-            return make_train_function_(self, *args, **kwargs)
-        self.jit_compile = False
-        try:
-            return make_train_function_(self, *args, **kwargs)
-        finally:
-            self.jit_compile = True
-
-    return make_train_function
+    if any(model is self for model in _compiled_models.values()) and (reason := refusal(self)):
+        raise ValueError(reason)
+    in_parts = self.jit_compile and has_keras_step(self) and is_distributed(self.optimizer)
+    if not in_parts:
+        return make_train_function_(self, *args, **kwargs)
+    self.jit_compile = False
+    try:
+        return make_train_function_(self, *args, **kwargs)
+    finally:
+        self.jit_compile = True
 
 
-def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def _train_step(train_step_: Callable[..., Any], self: Any, data: Any) -> Any:
     """Wrap `Model.train_step` to check the loss of the first batch, and to let XLA compile the parts of a step around
     Horovod instead of the whole step."""
-
-    @functools.wraps(train_step_)
-    def train_step(self, data):
-        step, data = functools.partial(train_step_, self), checked(self, data)
-        if self.jit_compile and is_distributed(self.optimizer) and not is_in_xla():
-            return compiled_step(step, data)
-        return step(data)
-
-    return train_step
+    step, data = functools.partial(train_step_, self), checked(self, data)
+    if self.jit_compile and is_distributed(self.optimizer) and not is_in_xla():
+        return compiled_step(step, data)
+    return step(data)
 
 
-def _loss_scale_init(init: Callable[..., None]) -> Callable[..., None]:
+@wrapper
+def _loss_scale_init(init: Callable[..., None], self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
     """Make LossScaleOptimizer(DistributedOptimizer(x)) mean DistributedOptimizer(LossScaleOptimizer(x)).
 
     Keras creates the former under the mixed_float16 policy. It would check for non-finite values before gradients are
     all-reduced, so one rank could skip a step while the others wait for it.
     """
-
-    @functools.wraps(init)
-    def __init__(self, inner_optimizer, *args, **kwargs):
-        init(self, inner_optimizer, *args, **kwargs)
-        for mixin in (Distributed, Undistributed):
-            if isinstance(inner_optimizer, mixin):
-                attributes = {name: getattr(inner_optimizer, name) for name in mixin.__annotations__}
-                make_plain(inner_optimizer)
-                specialise(self, mixin, **attributes)
-
-    return __init__
+    init(self, inner_optimizer, *args, **kwargs)
+    for mixin in (Distributed, Undistributed):
+        if isinstance(inner_optimizer, mixin):
+            attributes = {name: getattr(inner_optimizer, name) for name in mixin.__annotations__}
+            make_plain(inner_optimizer)
+            specialise(self, mixin, **attributes)
 
 
-def _write_configuration(write: Callable[..., None]) -> Callable[..., None]:
+@wrapper
+def _write_configuration(write: Callable[..., None], obj: Any, config: dict[str, Any]) -> None:
     """Wrap the writer to add how an optimizer is distributed to its configuration."""
-
-    @functools.wraps(write)
-    def get_build_and_compile_config(obj, config):
-        write(obj, config)
-        if isinstance(obj, keras.optimizers.Optimizer) and (saved := saved_entry(obj)):
-            config[KEY] = saved
-
-    return get_build_and_compile_config
+    write(obj, config)
+    if isinstance(obj, keras.optimizers.Optimizer) and (saved := saved_entry(obj)):
+        config[KEY] = saved
 
 
-def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def _read_configuration(make: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the reader to distribute an optimizer that is created from such a configuration."""
-
-    @functools.wraps(make)
-    def deserialize_keras_object(config, *args, **kwargs):
-        obj = make(config, *args, **kwargs)
-        is_ours = isinstance(config, dict) and KEY in config and isinstance(obj, keras.optimizers.Optimizer)
-        if is_ours and not isinstance(obj, (Distributed, Undistributed)):  # Keras may return a shared object
-            restore(obj, config[KEY])
-        return obj
-
-    return deserialize_keras_object
+    obj = make(config, *args, **kwargs)
+    is_ours = isinstance(config, dict) and KEY in config and isinstance(obj, keras.optimizers.Optimizer)
+    if is_ours and not isinstance(obj, (Distributed, Undistributed)):  # Keras may return a shared object
+        restore(obj, config[KEY])
+    return obj
 
 
 wrap_model_method("compile", _compile)
