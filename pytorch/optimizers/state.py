@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, first_paragraph
 from allstep.common.base.random_state import seeded
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import LAYER_SLOTS
@@ -112,7 +112,7 @@ class OwnState:
                     torch.manual_seed(0)  # of GPUs as well
                     optimizer.step()
             except Exception as error:
-                raise self._refused(f"cannot take a step: {error}") from error
+                raise self._refused(f"cannot take a step: {first_paragraph(error)}") from error
             outcomes.append([_size(one.detach() - before[2][one]) for one in parameters])
         self._like = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in parameters}
         self.options = options_of(optimizer.param_groups)
@@ -155,11 +155,15 @@ class OwnState:
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in named:
             for slot, value in self._optimizer.state.get(parameter, {}).items():
-                like = self._like.get(parameter, {}).get(slot)
-                if getattr(value, "shape", ()) != getattr(like, "shape", None if like is None else ()):
+                if value is None:
+                    continue
+                like, kept = self._like.get(parameter, {}).get(slot), _as_tensor(value)
+                dtype = kept.dtype if like is None else _as_tensor(like).dtype
+                if kept.shape != getattr(like, "shape", None if like is None else ()) or not torch.can_cast(
+                    kept.dtype, dtype
+                ):
                     tell(f"the optimizer {self._kind} changes what it remembers as {slot}: --resume will be refused")
-                if value is not None:
-                    yield f"optimizer/{name}/{slot}", _as_tensor(value)
+                yield f"optimizer/{name}/{slot}", kept.to(dtype)
 
     def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
         self._optimizer.state.clear()
@@ -225,8 +229,11 @@ def _kept_outside(optimizer: torch.optim.Optimizer, parameters: Container[int]) 
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    """Return a tensor as it is, and a number as float64: it may be 1 in the trial step, and a fraction later."""
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _restored(array: np.ndarray, like: Any, shard: Shard) -> Any:
-    return shard(array, like) if isinstance(like, torch.Tensor) else type(like)(array.item())
+    if isinstance(like, torch.Tensor):
+        return shard(array, like)
+    return type(like)(array.item()) if float(array).is_integer() else array.item()

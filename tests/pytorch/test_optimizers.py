@@ -226,6 +226,20 @@ def test_state_of_another_shape_than_before_is_told(capfd):
     assert "Anchored changes what it remembers as start: --resume will be refused" in capfd.readouterr().err
 
 
+def test_a_number_may_become_a_fraction_or_a_tensor_after_the_first_step():
+    """torch_optimizer's Lamb keeps the integer 1 as the trust ratio of a weight of zeros, and else a tensor."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = Anchored([weight])
+    state = OwnState(optimizer)
+    for ratio in (1, 0.5, torch.tensor(0.5)):
+        optimizer.state[weight]["count"] = ratio
+        shape = dict(state.shapes([("w", weight)]))["optimizer/w/count"]
+        kept = {name: one.numpy() for name, one in state.export([("w", weight)], 1)}
+        assert kept["optimizer/w/count"].dtype == shape.dtype
+        state.load([("w", weight)], kept, 1, lambda array, _: torch.from_numpy(array))
+        assert optimizer.state[weight]["count"] == ratio
+
+
 def test_groups_may_have_options_of_their_own():
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": weights[:1], "momentum": 0.9}, {"params": weights[1:]}]
