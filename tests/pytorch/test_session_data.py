@@ -18,6 +18,7 @@ from torch.utils.data import (
     IterableDataset,
     Subset,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
     random_split,
 )
@@ -32,6 +33,7 @@ PIXELS = RANDOM.integers(0, 256, (40, 9, 8, 3)).astype(np.uint8)
 LABELS = torch.arange(40) % 4
 IMAGES = torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255
 TENSORS = TensorDataset(IMAGES, LABELS)
+WEIGHTED = DataLoader(TENSORS, sampler=WeightedRandomSampler([0.5] * 40, 40), collate_fn=list)
 
 
 class Samples(Dataset):
@@ -160,7 +162,8 @@ def test_fields_of_a_mapping_are_named_or_chosen_by_flags(capfd):
         ),
         ([object()] * 3, "a map-style data set, .* received a list of 3 objects .object, ....; "),
         (Stream(), "a map-style data set, .* received Stream, whose samples cannot be read by their number"),
-        (DataLoader(TENSORS), "received DataLoader, .*; give its dataset"),
+        (DataLoader(TENSORS, shuffle=True), "received DataLoader, .*; give its dataset$"),
+        (WEIGHTED, "; give its dataset; WeightedRandomSampler, list would have no effect .see --sampler, .*"),
         (Batches(), "received Batches"),
         (Samples(lambda index: (IMAGES[index], (int(LABELS[index]), 0.5))), r"one target .*, received \(0, 0.5\)"),
         (Read(), r"expected read\(\) to return .* received TypeError: .*unexpected keyword argument 'epoch'"),
@@ -191,6 +194,11 @@ def test_data_that_cannot_be_read_is_refused_in_a_line(samples, expected):
 def test_two_parts_in_one_object(parts):
     dataset = opened(parts)
     assert (len(dataset.train), len(dataset.validation), dataset.input_shape) == (32, 8, (9, 8, 3))
+
+
+def test_two_data_loaders_are_no_inputs_and_targets():
+    with pytest.raises(UserError, match="received DataLoader, .*; give its dataset; WeightedRandomSampler, list"):
+        opened((WEIGHTED, DataLoader(TENSORS)))
 
 
 def test_lists_are_inputs_and_targets_or_samples():

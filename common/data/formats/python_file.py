@@ -50,7 +50,11 @@ def _parts(samples: Any) -> tuple[Any, Any]:
 def _is_split(part: Any) -> bool:
     if isinstance(part, (tuple, list)):  # not of labels
         return len(part) == 2 and all(hasattr(one, "__len__") for one in part)
-    return hasattr(part, "read") or is_map_style(part)
+    return hasattr(part, "read") or is_map_style(part) or _is_loader(part)
+
+
+def _is_loader(samples: Any) -> bool:
+    return is_map_style(getattr(samples, "dataset", None))
 
 
 def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -> Dataset:
@@ -94,11 +98,25 @@ def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Spli
     if isinstance(samples, (tuple, list)):
         first = type(next(iter(samples), None)).__name__
         received = f"a {type(samples).__name__} of {len(samples)} objects ({first}, ...)"
-    advice = "give its dataset" if is_map_style(getattr(samples, "dataset", None)) else "give one of them"
+    advice = _without_loader(samples) if _is_loader(samples) else "give one of them"
     raise UserError(
         f"expected {where} to be inputs and targets, a map-style data set, or an object with __len__ and "
         f"read(indices, epoch), received {received}; {advice}"
     )
+
+
+def _without_loader(loader: Any) -> str:
+    """Return advice for a DataLoader of torch: its data set, and what replaces the other parts of it."""
+    parts = [getattr(loader, name, None) for name in ("sampler", "batch_sampler", "collate_fn")]
+    lost = {getattr(one, "__name__", type(one).__name__) for one in parts} - _USUAL
+    if getattr(parts[0], "replacement", False):
+        lost.add(type(parts[0]).__name__)
+    without = f"; {', '.join(sorted(lost))} would have no effect (see --sampler, --mixup and --cutmix)" if lost else ""
+    return f"give its dataset{without}"
+
+
+_USUAL = {"NoneType", "SequentialSampler", "RandomSampler", "DistributedSampler", "BatchSampler", "default_collate"}
+"""Parts of a DataLoader that a run replaces by equal ones."""
 
 
 class CheckedSplit:
