@@ -31,6 +31,7 @@ class DistributedStrategy(Strategy):
     """Base class of the strategies of tf.distribute; `pin_device` of a subclass creates `strategy`."""
 
     strategy: tf.distribute.Strategy
+    asks_in_loops = False
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -70,6 +70,8 @@ class Strategy(BaseStrategy):
     """Devices on which this process computes its slices with --slices; available from `wrap` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
+    asks_in_loops = True
+    """Whether ranks can ask each other within a loop of TensorFlow, as that over --accumulate-steps."""
     ordered_sum_of = OrderedSum
     synchronise_batch_norm = staticmethod(synchronise_batch_norm)
 
@@ -103,6 +105,8 @@ class Strategy(BaseStrategy):
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         flags, asks_others = self.flags, type(self).sum_over_ranks is not Strategy.sum_over_ranks
         refused = "--slices" if flags.slices else "--compile" if flags.compile and asks_others else ""
+        if flags.accumulate_steps > 1 and not self.asks_in_loops:
+            refused = refused or "--accumulate-steps"
         if refused and (name := brought_synchronised(model)):
             raise UserError(
                 f"expected a network without BatchNormalization(synchronized=True) for {refused}, received {name}; "

@@ -22,7 +22,7 @@ from allstep.common.training.metrics import build_metrics, evaluate
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
-from allstep.tensorflow.strategies.distribute import CentralStorage
+from allstep.tensorflow.strategies.distribute import CentralStorage, DistributedStrategy
 from allstep.tensorflow.strategies.strategy import Single
 from allstep.tensorflow.worker import Worker
 
@@ -90,9 +90,19 @@ class Several(Single):
         return tensor
 
 
+class OfDevices(Several):
+    asks_in_loops = DistributedStrategy.asks_in_loops
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "refused"),
-    [(Several, {"compile": True}, "--compile"), (Single, {"slices": 2}, "--slices"), (Single, {"compile": True}, "")],
+    [
+        (Several, {"compile": True}, "--compile"),
+        (Single, {"slices": 2}, "--slices"),
+        (Single, {"compile": True}, ""),
+        (OfDevices, {"accumulate_steps": 2}, "--accumulate-steps"),
+        (Several, {"accumulate_steps": 2}, ""),
+    ],
 )
 def test_a_synchronised_batch_norm_that_cannot_ask_the_others_is_refused(kind, flags, refused):
     model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(name="mine", synchronized=True)])
