@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from mistake import Mistake, check
 from prove_corpus import SCRIPTS
-from ranks import run
+from ranks import REPOSITORY, run
 
 from allstep.commands.prove.command import _launcher
 from allstep.commands.prove.launching import ITSELF
@@ -32,7 +33,8 @@ assert old.read_text() == "before" and not new.exists()
 """
 _WRITES = """
     old.write_text(f"after {size}")
-    new.write_text(f"after {size}")
+    new.with_suffix(".part").write_text(f"after {size}")
+    new.with_suffix(".part").replace(new)
 """
 
 
@@ -52,7 +54,8 @@ def test_the_text_of_a_script_tells_who_starts_its_ranks(text, expected):
 def test_the_command_says_what_is_wrong(tmp_path):
     """The ranks of this script do not average: status 1, a name, a line, and the fix.
 
-    Several ranks find the same files as the run on one rank, and the files that several ranks write are kept.
+    Several ranks find the same files as the run on one rank, and the files that several ranks write are kept. The path
+    of the script begins above the folder.
     """
     script, old, new = (tmp_path / name for name in ("script.py", "old", "new"))
     old.write_text("before")
@@ -60,7 +63,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     text = text.replace("hvd.allreduce(parameter.grad)", "parameter.grad")
     script.write_text(_FILES.format(folder=str(tmp_path)) + text + _WRITES)
     command = (sys.executable, "-m", "allstep.commands.cli", "prove", "--launcher", "horovodrun-mpi", "--steps", "3")
-    result = run(*command, script, timeout=600)
+    result = run(*command, os.path.relpath(script, REPOSITORY), timeout=600)
     assert result.returncode == 1, result.output
     assert "1. gradients-not-averaged (script.py:" in result.stdout
     assert "mend: optimizer = hvd.DistributedOptimizer" in result.stdout

@@ -31,7 +31,9 @@ def install(observer: Observer) -> None:
     read: set[Any] = set()
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
+        if event == "os.rename" and observer.keeps_files:
+            note_rename(*map(os.path.abspath, map(os.fsdecode, arguments[:2])))
+        elif event == "open":
             path, mode, flags = arguments
             is_written = bool(set(mode) & set("wxa+")) if isinstance(mode, str) else bool(flags & _WRITING)
             if is_written:
@@ -43,6 +45,11 @@ def install(observer: Observer) -> None:
         if path not in read and os.path.dirname(path) in map(os.path.dirname, seen) and observer.line():
             read.add(path)
             observer.write(Read(path))
+
+    def note_rename(old: str, new: str) -> None:
+        """Record what gets the name of a written file, as of a checkpoint that is complete, or of its folder."""
+        for path in [one for one in seen if f"{one}/".startswith(f"{old}/")]:
+            note_write(observer, new + path.removeprefix(old), seen)
 
     def observe_hdf5(
         _file: Any, name: Any = None, mode: str = "r", driver: str | None = None, *_args: Any, **_kwargs: Any

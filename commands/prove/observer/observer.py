@@ -67,7 +67,8 @@ class Observer:
         self.collectives: Counter[str] = Counter()
         self.is_in_fit = self.cuts_epoch = False
         self._name = os.path.basename(settings.script)
-        self._script = (settings.script, os.path.abspath(settings.script))
+        path = settings.script  # which Python joins to the folder as it is, such as ../train.py
+        self._script = (path, os.path.abspath(path), os.path.join(os.getcwd(), path))
         self._journals: dict[tuple[int, int], Any] = {}  # by process id (also of forked processes) and replica
         self._lock = threading.RLock()
         self._depth = threading.local()
