@@ -96,9 +96,9 @@ class Loaders:
     def observe_index(self, iterator: Any) -> Generator[None, Any, None]:
         """Observe the indices of a batch."""
         indices = yield
-        if isinstance(indices, list) and all(isinstance(index, int) for index in indices):
+        if isinstance(indices, list) and all(isinstance(index, (int, np.integer)) for index in indices):
             # Workers receive their first batches before the iterator exists.
-            self._observer.write(Batch(vars(iterator).get(_LOOP, self._last_loop), tuple(indices)))
+            self._observer.write(Batch(vars(iterator).get(_LOOP, self._last_loop), tuple(map(int, indices))))
 
     def _number_of(self, data: Any) -> int:
         known = next((number for number, one in enumerate(self._data_sets, 1) if one is data), 0)

@@ -25,6 +25,7 @@ class Gradients:
         self._models = models
         self._names: dict[int, str] = {}
         self._hooked: dict[int, torch.Tensor] = {}
+        self._frozen: list[torch.Tensor] = []  # of these, without hooks
         self._local: dict[int, Projections | None] = {}
         self._from_backward: set[int] = set()
         self._set: set[int] = set()  # that the script has set itself, and sent
@@ -38,11 +39,17 @@ class Gradients:
 
     def hook(self, parameter: torch.Tensor) -> None:
         """Record the gradients of a parameter before they are reduced."""
-        is_new = id(parameter) not in self._hooked
+        if id(parameter) not in self._hooked:
+            self._frozen.append(parameter)
         self._hooked[id(parameter)] = parameter
-        if is_new and parameter.requires_grad:
+        self.hook_trained()
+
+    def hook_trained(self) -> None:
+        """Hook parameters that are trained from now on; some were frozen when their optimizer was made."""
+        for parameter in [one for one in self._frozen if one.requires_grad]:
             add = self._observer.quiet("gradients", functools.partial(self._add_local, parameter))
             _register_hook(parameter, add)
+        self._frozen = [one for one in self._frozen if not one.requires_grad]
 
     def of_others(self) -> list[torch.Tensor]:
         """Return the weights with gradients that no optimizer of this process steps, such as of other ranks' shares."""

@@ -197,6 +197,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
         optimizers.hook_parameters(optimizer)
 
     def observe_backward(tensor: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        gradients.hook_trained()
         losses: Sequence[Any] = tensor if isinstance(tensor, (list, tuple)) else [tensor]
         if losses and isinstance(losses[0], torch.Tensor) and losses[0].numel() == 1 and not observer.is_inside:
             gradients.note_loss(losses[0])
@@ -204,6 +205,7 @@ def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizer
             yield
 
     def observe_grad(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        gradients.hook_trained()
         gradients.is_asked = True
         try:
             yield
