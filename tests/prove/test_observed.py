@@ -128,6 +128,8 @@ def test_records_have_no_number_of_a_script_that_diverges(value, is_kept):
         ("class A:\n    def f(self, x):\n        self.c = self.c * self.m + x * (1 - self.m)", {"c": 3}),
         ("for x in loader:\n    x = 0.9 * x + 0.1 * noise", {}),  # a batch
         ("for epoch in epochs:\n    h = start\n    for x in loader:\n        h = m * h + (1 - m) * x", {}),
+        ("class A:\n    def f(self):\n        self.x = dropout(self.x, p=0.5)", {}),
+        ("class A:\n    def f(self, x):\n        self.x = 0.5 * self.x + 0.5 * x", {"x": 3}),
         ("for x in loader:\n    state = 0.9 * state + x", {}),  # such as that of a game
     ],
 )

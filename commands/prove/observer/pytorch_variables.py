@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,7 +70,7 @@ def _averages(statement: ast.Assign | ast.Expr) -> Iterator[str]:
     numbers = [one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, float)]
     rests = (one.left for one in nodes if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub))
     has_weights = any(getattr(one, "value", None) == 1 for one in rests)
-    has_weights = has_weights or any(math.isclose(one + other, 1) for one in numbers for other in numbers)
+    has_weights = has_weights or any(math.isclose(sum(pair), 1) for pair in itertools.combinations(numbers, 2))
     if isinstance(statement, ast.Assign):
         name = ast.unparse(statement.targets[0])
         yield from [name] if has_weights and name in map(ast.unparse, ast.walk(statement.value)) else []
