@@ -30,7 +30,7 @@ from allstep.commands.prove.runs import Run, Runs
 _WHOLE = Sampler("RandomSampler", True, reads_all=True)
 _SHARES = Sampler("DistributedSampler", True, 2, 0, 0, 0)
 _OWN = Sampler("Weighted", True)
-_SAME = Held(("00", "01", "02"))
+_SAME, _OTHER = Held(("00", "01", "02")), Held(("03", "04", "05"))
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,18 @@ _SAME = Held(("00", "01", "02"))
     [
         ({}, "finding"),  # all 10,000 samples on every rank, in another order
         ({"num_batches": 5_000}, "finding"),  # the script divides the batch by the ranks
-        ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # each rank has its own data
+        ({"data": (_SAME, _OTHER)}, None),  # each rank has its own data
         ({"data": (None, None)}, "perhaps"),  # unknown
         ({"order": 0}, None),  # the same batches on all ranks, each of which takes its share of them
         ({"may_end_early": True}, "perhaps"),  # epochs divided by the ranks, as in Horovod's own examples
-        ({"num_samples": 5_000, "num_batches": 1_250}, None),  # a single rank has twice as many
+        ({"num_samples": 5_000, "num_batches": 1_250}, "finding"),  # a single rank has twice as many
+        ({"num_samples": 5_000, "num_batches": 1_250, "data": (_SAME, _OTHER)}, None),
         ({"sampler": Sampler("Weighted", True)}, None),  # a sampler of the user
         ({"sampler": _SHARES}, None),
         ({"order": 10, "num_samples": 22, "sampler": _OWN}, None),  # two samples fill up the last batch
         ({"order": 4, "num_samples": 16, "sampler": _OWN}, "perhaps"),  # as many as a step has are drawn twice
         # Classes are numbered in another order on each rank.
-        ({"sampler": _SHARES, "data": (_SAME, Held(("03", "04", "05")))}, "perhaps"),
+        ({"sampler": _SHARES, "data": (_SAME, _OTHER)}, "perhaps"),
     ],
 )
 def test_ranks_that_read_the_whole_data_set(change, expected):
@@ -263,14 +264,16 @@ def test_rates_of_ranks_whose_equal_samples_hide_that_they_step_apart(is_wrapped
 
 
 @pytest.mark.parametrize(
-    ("num_loaded", "begins", "expected"),
+    ("num_loaded", "begins", "data", "expected"),
     [
-        (4, (0, 0), ["same-samples"]),
-        (4, (0, 100), []),  # each rank draws its share
-        (8, (0, 0), []),  # each rank trains on half of every batch
+        (4, (0, 0), (), ["same-samples"]),
+        (4, (0, 0), (_SAME, _SAME), ["same-samples"]),
+        (4, (0, 0), (_SAME, _OTHER), []),  # such as nodes of a graph, which are loaded with common neighbours
+        (4, (0, 100), (), []),  # each rank draws its share
+        (8, (0, 0), (), []),  # each rank trains on half of every batch
     ],
 )
-def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, expected):
+def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, data, expected):
     """Oracle: what loaders yield, and how many samples a model gets for each; one rank trains on all that it loads."""
     sampler = Sampler("DistributedSampler", True, 1, 0, 0, 0)
 
@@ -284,7 +287,7 @@ def test_samples_that_ranks_change_by_noise_of_their_own(num_loaded, begins, exp
                     records += [Batch(1, indices), Yielded(1, tuple(map(str, indices)))]
                 if not isinstance(one, Forward) or one.rows:
                     records.append(replace(one, sampler=sampler) if isinstance(one, Loop) else one)
-            ranks.append(Rank(tuple(records)))
+            ranks.append(Rank((*records, *data[len(ranks) : len(ranks) + 1])))
         return replace(right, ranks=tuple(ranks))
 
     alone, together = with_loads(run(size=1, rate=0.1), 4, (0,)), with_loads(run(), num_loaded, begins)

@@ -72,7 +72,9 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
             f"({first[0].line}); right where each rank takes its share of a batch, else: {mend(ranks_of_run[0])}"
         )
     # However the script divides batches, a loader that draws all samples does so in each epoch.
-    is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first, "num_samples")
+    is_whole = all(one.reads_all for one in samplers) and bool(
+        _is_as_long_as_alone(runs, first, "num_samples") or _holds_the_same(runs.together)
+    )
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
     are_shares = all(one.num_replicas for one in samplers)
     is_same_data = are_shares or _has_same_data(runs.together)
@@ -136,7 +138,9 @@ def _changed(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
         {row for one in rank.all(Yielded) if one.loop == loop.number for row in one.rows}
         for rank, loop in zip(together, first, strict=True)
     ]
-    is_same = len(loaded[0] & loaded[1]) > MOST * len(loaded[0]) or _holds_the_same(runs.together)
+    is_same = _holds_the_same(runs.together)
+    if is_same is None:
+        is_same = len(loaded[0] & loaded[1]) > MOST * len(loaded[0])
     shares = _shares_used(runs, first)
     if not is_same or not shares or max(shares) > 1.05 * min(shares):
         return None
