@@ -1,6 +1,7 @@
 """Check that ranks draw different random numbers where they should, and share one set of running statistics."""
 
 import itertools
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
@@ -128,7 +129,9 @@ def _buffers_apart(run: Run, *, are_constant: bool) -> dict[str, list[str]]:
             differ = [len({*one}) > 1 for one in zip(*digests, strict=False)]
             is_kept = name.startswith(FROZEN)
             is_constant = is_kept or (all(len(one) > 1 == len({*one}) for one in digests) and not run.keeps_buffers)
-            if is_constant == are_constant and len(differ) > 1 and (differ[-1] if is_kept else all(differ)):
+            # Others may begin alike, such as a centre of zeros.
+            since = differ if is_kept else [*itertools.dropwhile(operator.not_, differ)]
+            if is_constant == are_constant and len(since) > 1 and (since[-1] if is_kept else all(since)):
                 found.setdefault(line, []).append(name)
     if (apart := _models_apart(run)) and apart[1] == are_constant:
         found.setdefault(apart[0], []).append("all weights")
