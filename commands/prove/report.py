@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from allstep.commands.prove.checks import perhaps
-from allstep.commands.prove.checks.carrying import compares_ranks
+from allstep.commands.prove.checks.carrying import compares_ranks, may_compare_own
 from allstep.commands.prove.checks.factors import factors_of, gradient_ratio
 from allstep.commands.prove.checks.rates import follows_losses, warms_up
 from allstep.commands.prove.checks.weights import has_shards
@@ -118,6 +118,8 @@ def _values(runs: Runs) -> Iterator[str]:
         yield "whether all gradients are averages and no sums, for some are no multiples of those from backward"
     if ratio is None and compares_ranks(runs):
         yield "the scale and the labels of a loss that compares samples of all ranks"
+    if may_compare_own(runs):
+        yield "whether losses that compare samples with each other have those of all ranks"
     if run.num_optimizers > 1 or any(len(step.learning_rates) > 1 for step in rank.steps()[:1]):
         yield "whether learning rates of further optimizers, and of further groups of weights, are scaled"
     if run.has(ADASUM):

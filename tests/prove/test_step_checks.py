@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from prove_records import ALONE, GRADIENTS, map_steps, names, run, with_more
 
-from allstep.commands.prove.checks import findings
+from allstep.commands.prove.checks import findings, perhaps
 from allstep.commands.prove.launching import Script
 from allstep.commands.prove.observer.values import projections, stride
 from allstep.commands.prove.rank import Rank
 from allstep.commands.prove.records import (
     APPLIED,
+    BACKWARD,
     FOLLOWS_LOSSES,
     FROZEN,
     TENSOR_PARALLEL,
@@ -21,9 +22,11 @@ from allstep.commands.prove.records import (
     EarlyChange,
     Forward,
     Gradient,
+    Loop,
     Sent,
     Step,
     Unseen,
+    Waiting,
     World,
     Wrapped,
     Yielded,
@@ -137,6 +140,48 @@ def test_rates_in_later_steps(alone, together, expected):
     if together[0] != together[1]:
         both = map_steps(both, lambda rank, step: {"weights": {"w": f"{rank * (step.number - 1)}"}})
     assert [finding.name for finding in findings(Runs(one, both))] == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "together", "expected"),
+    [
+        ((30, 15), (0.2, 0.16, 0.12), 1),
+        ((30, 30), (0.2, 0.16, 0.12), 0),
+        ((30, 15), (0.2, 0.12, 0.04), 0),  # at equal samples
+        ((30, 15), (0.2, 0.2, 0.2), 0),
+    ],
+)
+def test_schedules_that_count_the_steps_of_one_rank(lengths, together, expected):
+    """The schedule ends with the last epoch of one rank, and later than that of several."""
+    runs = []
+    for right, rates, length in zip((ALONE, run()), ((0.1, 0.08, 0.06), together), lengths, strict=True):
+        fallen = map_steps(right, lambda _, step, rates=rates: {"learning_rates": (rates[step.number - 1],)})
+        ranks = [
+            Rank(tuple(replace(one, num_batches=length) if isinstance(one, Loop) else one for one in rank.records))
+            for rank in fallen.ranks
+        ]
+        runs.append(replace(fallen, ranks=tuple(ranks)))
+    assert findings(Runs(*runs)) == []
+    assert len([one for one in perhaps(Runs(*runs), []) if "accelerator.prepare(scheduler)" in one]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "expected"),
+    [
+        ("logits = left @ right.T", [], True),
+        ("logits = torch.mm(left, right.t())", [], True),
+        ("scores = queries @ keys.transpose(-2, -1)", [], False),  # attention
+        ("logits = left @ right.T", ["all_reduce"], False),
+    ],
+)
+def test_losses_that_may_compare_samples_of_a_rank_alone(text, kinds, expected, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    records = [Forward(4, 1, True, ("a",), None, {}, None, "train.py:7")]
+    records += [Collective(kind, "", (4,), "train.py:8") for kind in kinds]
+    runs = Runs(ALONE, with_more(*records, Waiting(BACKWARD, "train.py:8")), script)
+    printed = report(Script(script, (), "torchrun", 3, 60), runs, [])
+    assert ("whether losses that compare samples" in printed) == expected
 
 
 @pytest.mark.parametrize(("unseen", "expected"), [([], ["schedule-too-fast"]), ([Unseen(FOLLOWS_LOSSES, "")], [])])

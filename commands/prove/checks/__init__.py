@@ -61,7 +61,7 @@ def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
         lines += cooperation.may_be_uneven(runs.together)
     for check in (cooperation.may_restore_less, cooperation.may_search):
         lines += check(runs.together)
-    lines += gradients.may_compare_less(runs)
+    lines += [*gradients.may_compare_less(runs), *rates.may_fall_slower(runs)]
     return [in_words_of(runs.together, one) for one in (*lines, *randomness.may_be_wrong(runs, names))]
 
 

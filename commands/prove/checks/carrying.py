@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from allstep.commands.prove.runs import Runs
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _PRINTING = ("print", "info", "debug", "warning", "write", "set_postfix", "add_scalar")
 """Methods that take values and keep none."""
+_COMPARISON = re.compile(r"(@|mm\(|matmul\().*\.(T\b|t\(\))|\bcdist\(|off_diagonal|InfoNCE|NTXent|[Cc]ontrastive")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -55,6 +57,20 @@ def compares_ranks(runs: Runs) -> bool:
             gathers.append(record)
         elif isinstance(record, Waiting) and record.what == BACKWARD and gathers:
             return any(carries(runs.script, one.callers, (record.line,)) for one in gathers)
+    return False
+
+
+def may_compare_own(runs: Runs) -> bool:
+    """Return whether the script compares samples, as of contrastive losses, and no collective is between its passes."""
+    text = runs.script.read_text() if runs.script else ""
+    reduces = False
+    for record in runs.together.ranks[0].records if _COMPARISON.search(text) else ():
+        if isinstance(record, Forward) and record.rows:
+            reduces = bool(record.collectives)
+        elif isinstance(record, Collective):
+            reduces = True
+        elif isinstance(record, Waiting) and record.what == BACKWARD:
+            return not reduces
     return False
 
 

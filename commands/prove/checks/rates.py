@@ -187,6 +187,25 @@ def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], g
     return None
 
 
+def may_fall_slower(runs: Runs) -> Iterator[str]:
+    """Yield a schedule that has the same rates by steps as on one rank, although an epoch has fewer steps."""
+    both = [run.ranks[0] for run in (runs.alone, runs.together) if run]
+    loops = [loop for rank in both for loop in rank.training_loops[:1] if not loop.may_end_early]
+    lengths = [loop.num_batches or 0 for loop in loops]
+    if len(lengths) < 2 or not 0 < lengths[1] < 0.75 * lengths[0]:
+        return
+    steps = [[one for one in rank.steps() if one.loop == loop.number] for rank, loop in zip(both, loops, strict=True)]
+    alone, together = map(_fall, steps)
+    common = alone.keys() & together.keys()
+    is_same = all(math.isclose(alone[number], together[number], rel_tol=1e-6) for number in common)
+    if is_same and len({alone[number] for number in common}) > 2:
+        yield (
+            f"the learning rate falls by steps as on one rank, though an epoch has {lengths[1]} batches in place of "
+            f"{lengths[0]} ({steps[1][0].line}); right where training ends after a number of steps, else: count the "
+            "schedule's steps by the batches of one rank, or with Accelerate: accelerator.prepare(scheduler)"
+        )
+
+
 def _fall(steps: Sequence[Step]) -> dict[int, float]:
     """Return shares of the highest rate by the numbers of steps, from that rate on until rates rise again."""
     rates = [step.learning_rates[0] for step in steps]
