@@ -279,4 +279,11 @@ STYLES = (
     ),
     Fault("collective-left-out", "ddp_rank_zero", "model.module(inputs)", "model(inputs)"),
     Fault("gradients-not-averaged", "ddp_updates", "model(inputs)", "model.module(inputs)"),
+    Fault("gradients-summed", "ddp_phases", "        flat /= size\n", ""),
+    Fault(
+        "same-samples",
+        "ddp_phases",
+        "[self.rank :: self.num_replicas]",
+        "[: self.num_samples // self.num_replicas]",
+    ),
 )

@@ -48,6 +48,7 @@ _SAME, _OTHER = Held(("00", "01", "02")), Held(("03", "04", "05"))
         ({"sampler": _SHARES}, None),
         ({"order": 10, "num_samples": 22, "sampler": _OWN}, None),  # two samples fill up the last batch
         ({"order": 4, "num_samples": 16, "sampler": _OWN}, "perhaps"),  # as many as a step has are drawn twice
+        ({"order": 6, "num_samples": 12, "sampler": _OWN}, None),  # an endless one, in its second epoch
         # Classes are numbered in another order on each rank.
         ({"sampler": _SHARES, "data": (_SAME, _OTHER)}, "perhaps"),
     ],

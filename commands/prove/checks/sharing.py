@@ -78,9 +78,11 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
     are_shares = all(one.num_replicas for one in samplers)
     is_same_data = are_shares or _has_same_data(runs.together)
-    repeated = {*indices[0]} & {*indices[1]}
     if _fill_last_batches(runs.together, first, indices):
         return None
+    if not is_whole and not are_shares and (num_samples := first[0].num_samples):  # such a sampler may be endless
+        indices = [own[: -(-num_samples // len(first))] for own in indices]
+    repeated = {*indices[0]} & {*indices[1]}
     if is_same_data and len(repeated) > _SOME * len(indices[0]):
         is_certain = is_certain or are_shares
         evidence = (
