@@ -142,6 +142,27 @@ def test_rates_in_later_steps(alone, together, expected):
     assert [finding.name for finding in findings(Runs(one, both))] == expected
 
 
+@pytest.mark.parametrize(("is_set", "lines"), [(True, ["train.py:20"]), (False, ["train.py:9", "train.py:20"])])
+def test_an_outer_optimizer_that_averages_nothing(is_set, lines):
+    """The steps of the inner one, as of DiLoCo, are those of each rank."""
+    ranks = []
+    for rank in map_steps(run(), lambda rank, step: {"weights": {"w": f"{rank} {step.number}"}}).ranks:
+        records = []
+        for one in rank.records[:-1]:
+            if isinstance(one, Step):
+                own = projections(GRADIENTS[rank.number, one.number - 1])
+                weights = {"w": "00"} if one.number == 1 else one.weights
+                one = replace(one, weights=weights, gradients=(Gradient("w", own, own),))
+                gradient = Gradient("outer", None if is_set else own, own)
+                other = replace(one, optimizer=2, weights={}, gradients=(gradient,), line="train.py:20")
+                records += [one, other]
+            else:
+                records.append(one)
+        ranks.append(Rank((*records, rank.records[-1])))
+    found = findings(Runs(None, replace(run(), ranks=tuple(ranks))))
+    assert [(one.name, one.line) for one in found] == [("gradients-not-averaged", line) for line in lines]
+
+
 @pytest.mark.parametrize(
     ("lengths", "together", "expected"),
     [
