@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,7 +72,8 @@ class BaseSession:
     def fit(self) -> list[dict[str, Any]]:
         """Train, and return the fields of the event `epoch` of each epoch, the same on every rank.
 
-        A single process raises errors. One of several ranks reports its error and exits, so that the job ends.
+        A process that only computes for another one, as a worker of parameter-server, ends with the run. A single
+        process raises errors. One of several ranks reports its error and exits, so that the job ends.
 
         Raises:
             UserError: the input is wrong.
@@ -92,7 +94,9 @@ class BaseSession:
         config, placement = start(self._strategies, as_words(flags))
         _refuse_elastic(config.parallel.elastic)  # a file of flags may ask for it
         training = type(self)._session(config, placement, self._hooks, Parts(self._dataset(config), self._model, own))
-        return train(training) if training else []
+        if not training:
+            sys.exit()
+        return train(training)
 
     def _dataset(self, config: TrainConfig) -> Dataset:
         from allstep.common.data.datasets import Dataset

@@ -31,6 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
+from allstep.common.base.errors import UserError
 from allstep.common.base.resources import usable_cores
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
 from allstep.common.data.loader import Batch
@@ -57,6 +58,7 @@ class ParameterServer(DistributedStrategy):
     """The five steps in tf.distribute.ParameterServerStrategy; only the chief goes beyond the second."""
 
     name = "parameter-server"
+    _has_begun = False
 
     def __init__(
         self,
@@ -73,12 +75,17 @@ class ParameterServer(DistributedStrategy):
         self._servers: list[tf.distribute.Server] = []
 
     def init(self) -> None:
+        if self._has_begun:
+            raise UserError(
+                "expected one Session with parameter-server in a process, whose servers stay, received a second; start "
+                "another job for it"
+            )
+        ParameterServer._has_begun = True
         given = os.environ.get("TF_CONFIG")
         if given:
             self.placement = tf_config.find_placement(tf_config.parse(given, self.name), self.placement)
         self.choose_device()
         self._cluster = tf_config.parse(given, self.name) if given else self._agree()
-        os.environ["TF_CONFIG"] = self._cluster.to_json()
         self.collectives = OneRank()  # the chief alone goes through the data
         self.steps_in_flight = 2 * len(self._cluster.cluster["worker"])
 
@@ -95,7 +102,9 @@ class ParameterServer(DistributedStrategy):
     def pin_device(self) -> str:
         device = super().pin_device()
         if self._cluster.role == "chief":
-            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(self._cluster.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+            )
             self.strategy = tf.distribute.ParameterServerStrategy(resolver)
             self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
             # TensorFlow logs pages about a worker that it has lost; `_watch` says it in a line.

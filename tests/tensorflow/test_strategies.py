@@ -189,6 +189,25 @@ run_rank(lambda: train.main(sys.argv[1:], [Waits()]))
     assert result.returncode not in (0, 2) and "was frozen for 8 s, and is ended" in result.output, result.output
 
 
+def test_a_session_of_parameter_server_is_the_only_one_of_its_process(tmp_path):
+    """Only the chief's program goes on after `fit`."""
+    script = tmp_path / "two.py"
+    script.write_text("""
+import numpy as np
+from allstep.tensorflow import Session
+import keras
+def build(input_shape, num_classes):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(num_classes)])
+x, y = np.random.default_rng(0).normal(size=(64, 4)).astype("float32"), np.arange(64) % 3
+for _ in range(2):
+    history = Session(build, (x, y), (x, y), epochs=2, batch_size=16, strategy="parameter-server").fit()
+    print("epochs:", len(history))
+""")
+    result = run(*MPIRUN, 2, sys.executable, script)
+    assert result.returncode == 2 and re.findall(r"epochs: .*", result.stdout) == ["epochs: 2"], result.output
+    assert "one Session with parameter-server in a process" in result.stderr, result.output
+
+
 DRIFTS = "bias = worker._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
 
 
