@@ -1,6 +1,6 @@
 """Watchdog that kills a suspended rank, so that an elastic job can continue without it.
 
-The rank sends a heartbeat every second to a watcher process, `python suspend_watchdog.py SECONDS`, which ends
+The rank sends a heartbeat every second to a watcher process, `python suspend_watchdog.py SECONDS NAME`, which ends
 along with the rank.
 """
 
@@ -17,10 +17,11 @@ import time
 _BEAT_SECONDS = 1.0
 
 
-def end_when_frozen(seconds: float) -> None:
-    """Start a watcher that kills this process once it has not run for `seconds`."""
+def end_when_frozen(seconds: float, name: str = "") -> None:
+    """Start a watcher that kills this process once it has not run for `seconds`; it is reported by number or `name`."""
+    name = name or f"process {os.getpid()}"
     # Without site-packages, the watcher takes 10 ms to start and eight megabytes.
-    command = [sys.executable, "-I", "-S", __file__, str(seconds)]
+    command = [sys.executable, "-I", "-S", __file__, str(seconds), name]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
     assert watcher.stdin is not None
     atexit.register(watcher.stdin.close)  # the thread ends before the process does
@@ -35,7 +36,7 @@ def _beat(watcher: subprocess.Popen) -> None:
             time.sleep(_BEAT_SECONDS)
 
 
-def watch(process: int, beats: int, seconds: float) -> None:
+def watch(process: int, beats: int, seconds: float, name: str) -> None:
     """Kill `process`, the parent of this one, when no heartbeat comes from the descriptor `beats` for `seconds`.
 
     Only seconds in which this process runs count, so the suspension of a whole host does not kill its processes. Those
@@ -50,7 +51,7 @@ def watch(process: int, beats: int, seconds: float) -> None:
         else:
             silent += _BEAT_SECONDS / (10 if _is_busy(process) else 1)
     if os.getppid() == process:
-        sys.stderr.write(f"allstep: process {process} was frozen for {seconds:.0f} s, and is ended\n")
+        sys.stderr.write(f"allstep: {name} was frozen for {seconds:.0f} s, and is ended\n")
         os.kill(process, signal.SIGKILL)
 
 
@@ -64,4 +65,4 @@ def _is_busy(process: int) -> bool:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole process group is for the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watch(os.getppid(), 0, float(sys.argv[1]))
+    watch(os.getppid(), 0, float(sys.argv[1]), sys.argv[2])

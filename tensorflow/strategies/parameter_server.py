@@ -118,7 +118,8 @@ class ParameterServer(DistributedStrategy):
         is_chief = self._cluster.role == "chief"
         # TensorFlow may wait for a process with Python's lock: no thread of the chief can then report that one. If it
         # is a frozen one, its own watcher ends it in time for the chief's report.
-        end_when_frozen(self._fault_timeout * (2 if is_chief else 1))
+        waits = ", or a host that it waits for," if is_chief else ""
+        end_when_frozen(self._fault_timeout * (2 if is_chief else 1), f"{rank_name(self.placement)}{waits}")
         if is_chief:
             return False
         self._start_server(self._cluster, self._cluster.role, self._cluster.index)

@@ -203,7 +203,9 @@ def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_pat
     role = "chief" if rank == 0 else f"worker {rank - 1}"
     words = rf"rank {reported_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) "
     found = re.search(words + "(does not answer; it is frozen|is gone; it was killed)", output)
-    assert found and (found[1].endswith("frozen") or re.search(r"process \d+ was frozen for 9 s", output)), output
+    assert found and (found[1].endswith("frozen") or re.search(r"rank \d of 3 on \S+ was frozen for 9 s", output)), (
+        output
+    )
 
 
 @pytest.mark.parametrize("faults", [1, full(4)])
