@@ -184,9 +184,9 @@ class Waits(Hook):
         ctypes.PyDLL(None).sleep(600)
 run_rank(lambda: train.main(sys.argv[1:], [Waits()]))
 """)
-    flags = (*FLAGS, "--strategy", "parameter-server", "--fault-timeout", 4, "--output-dir", tmp_path / "out")
+    flags = (*FLAGS, "--strategy", "parameter-server", "--fault-timeout", 6, "--output-dir", tmp_path / "out")
     result = run(*MPIRUN, 2, sys.executable, script, *flags)
-    told = r"allstep: rank 0 of 2 on \S+, or a host that it waits for, was frozen for 8 s, and is ended"
+    told = r"allstep: rank 0 of 2 on \S+, or a host that it waits for, was frozen for 12 s, and is ended"
     assert result.returncode not in (0, 2) and re.search(told, result.output), result.output
 
 
