@@ -80,7 +80,6 @@ class ParameterServer(DistributedStrategy):
                 "expected one Session with parameter-server in a process, whose servers stay, received a second; start "
                 "another job for it"
             )
-        ParameterServer._has_begun = True
         given = os.environ.get("TF_CONFIG")
         if given:
             self.placement = tf_config.find_placement(tf_config.parse(given, self.name), self.placement)
@@ -88,6 +87,7 @@ class ParameterServer(DistributedStrategy):
         self._cluster = tf_config.parse(given, self.name) if given else self._agree()
         self.collectives = OneRank()  # the chief alone goes through the data
         self.steps_in_flight = 2 * len(self._cluster.cluster["worker"])
+        ParameterServer._has_begun = True
 
     def _agree(self) -> TFConfig:
         with rendezvous.free_ports(2) as ports:
